@@ -1,5 +1,6 @@
 """The pages match the code: params keys and their readers, outputs, links, commands."""
 
+import ast
 import importlib.util
 import re
 import subprocess
@@ -191,6 +192,68 @@ def test_check_reports_a_broken_link() -> None:
         "params.md: gone.md#",
         "params.md: bundle.md#chairs",
     ]
+
+
+def steps(page: str, heading: str) -> list[str]:
+    """Return the items of the numbered list below a heading."""
+    text = page.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+    return re.split(r"^\d+\. ", text, flags=re.MULTILINE)[1:]
+
+
+def undefined_names(step: str) -> list[str]:
+    """List the functions, classes and constants that none of the modules of a step defines."""
+    spans = re.findall(r"`([^`]+)`", step)
+    defined: set[str] = set()
+    for path in (span for span in spans if span.endswith(".py")):
+        for node in ast.parse((ROOT / path).read_text()).body:
+            targets = [node.target] if isinstance(node, ast.AnnAssign) else []
+            defined |= {target.id for target in targets if isinstance(target, ast.Name)}
+            if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+                defined |= {node.name, *(f"{node.name}.{name}" for name in methods(node))}
+    names = [name for name in spans if re.fullmatch(r"\w+(\.(?!yaml)\w+)?", name)]
+    return [name for name in names if name not in defined] if names else [step]
+
+
+def methods(node: ast.AST) -> list[str]:
+    body = node.body if isinstance(node, ast.ClassDef) else []
+    return [one.name for one in body if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef)]
+
+
+@pytest.mark.parametrize("path", ["The path of a request", "The path of `slipway run`"])
+def test_each_step_of_a_path_through_the_code_names_functions_of_its_modules(path: str) -> None:
+    found = steps((ROOT / "docs/explanation/architecture.md").read_text(), path)
+    assert len(found) >= 7
+    assert [name for step in found for name in undefined_names(step)] == []
+
+
+def test_a_step_with_a_renamed_function_or_without_one_is_reported() -> None:
+    module = "`slipway/serving/models/batching.py`"
+    page = f"## A\n\n1. {module}: `MicroBatcher.submit`, `MicroBatcher.add`\n2. {module}\n\n## B\n"
+    assert [undefined_names(step) for step in steps(page, "A")] == [
+        ["MicroBatcher.add"],
+        [f"{module}\n"],
+    ]
+
+
+def broken_anchors(text: str) -> list[str]:
+    """List the headings of pages that a text of the code names and that do not exist."""
+    named = re.findall(r"(docs/[\w/.-]+\.md)#([\w-]+)", text)
+    return [
+        f"{page}#{anchor}"
+        for page, anchor in named
+        if anchor not in anchors((ROOT / page).read_text())
+    ]
+
+
+def test_every_heading_of_a_page_that_the_code_names_exists() -> None:
+    sources = [path.read_text() for path in (ROOT / "slipway").rglob("*.py")]
+    assert any("#sealed-inputs" in source for source in sources)
+    assert [anchor for source in sources for anchor in broken_anchors(source)] == []
+
+
+def test_a_heading_that_does_not_exist_is_reported() -> None:
+    text = "See docs/reference/pipeline.md#sealed-inputs, docs/reference/pipeline.md#seals."
+    assert broken_anchors(text) == ["docs/reference/pipeline.md#seals"]
 
 
 def is_module(name: str) -> bool:

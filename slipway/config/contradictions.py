@@ -189,18 +189,12 @@ def _pruning_without_effect(params: "Params") -> Iterator[str]:
             f"prune.kind is {kind!r}, but export.variants {params.export.variants} "
             "has neither 'pruned' nor 'pruned_int8'"
         )
-    is_table = not kind_of(params.data.task).input.has_pixels
     if kind == "structured":
-        yield from _channels_that_cannot_go(params.train, is_table)
+        yield from _channels_that_cannot_go(params.train)
 
 
-def _channels_that_cannot_go(train: TrainParams, is_table: bool) -> Iterator[str]:
+def _channels_that_cannot_go(train: TrainParams) -> Iterator[str]:
     """Yield messages for networks whose layers cannot lose channels."""
-    if is_user_code(train.network) and is_table:
-        yield (
-            f"prune.kind is 'structured', but train.network is {train.network!r} for a table, "
-            "whose inputs cannot lose channels: use magnitude"
-        )
     if train.network == "tabm":
         yield (
             "prune.kind is 'structured', but train.network is 'tabm', "

@@ -64,6 +64,9 @@ class IntegrityError(SlipwayError):
 class SealError(SlipwayError):
     """Params, code or data changed while a stage ran, or a record is of another run."""
 
+    def __str__(self) -> str:
+        return f"{super().__str__()} See docs/reference/pipeline.md#sealed-inputs."
+
 
 class LockedError(SlipwayError):
     """Another process holds a lock that this process needs."""

@@ -78,7 +78,7 @@ def test_error_names_a_param_that_changed_during_the_stage(content: dict[str, An
         run("train", content, lambda: edit(content, "train", "label_smoothing", 0.1))
     assert str(refused.value) == (
         "params.yaml changed while train ran: train.label_smoothing 0.05 -> 0.1. "
-        "Restore the value or run again."
+        "Restore the value or run again. See docs/reference/pipeline.md#sealed-inputs."
     )
     assert not Path("artifacts/seals/train.json").exists()
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import LoadedBundle
-from slipway.kinds.registry import input_kind
+from slipway.inputs.columns import ColumnContract
 from slipway.predictor.model import AnsweredRow, Counted
 from slipway.serving.models.observers import Noted, inputs_of, rows_of
 from slipway.serving.monitoring.metrics import CONFIDENCES
@@ -40,9 +40,9 @@ class RowCounts:
         "bundle",
         "confidence_sum",
         "confidences",
+        "has_columns",
         "has_labels",
         "inputs",
-        "is_table",
         "labels",
         "num_outliers",
         "num_rows",
@@ -51,13 +51,13 @@ class RowCounts:
 
     def __init__(self, bundle: LoadedBundle, variant: str) -> None:
         self.bundle, self.variant = bundle, variant
-        self.is_table = not input_kind(bundle.manifest.input.kind).has_pixels
+        self.has_columns = isinstance(bundle.manifest.input, ColumnContract)
         self.has_labels = bundle.manifest.output.kind == "probabilities"
         self.num_rows = self.num_outliers = 0
         self.labels: Counter[str] = Counter()
         self.confidences = list(_NO_BUCKETS)  # counts by the bounds of CONFIDENCES
         self.confidence_sum = 0.0
-        self.inputs: deque[NDArray[Any]] = deque()  # (rows, ...) of each request; tables only
+        self.inputs: deque[NDArray[Any]] = deque()  # (rows, width) of each request; tables only
 
     def add(self, rows: Sequence[Counted]) -> None:
         """Add rows to the counts, without keeping their inputs."""
@@ -76,7 +76,7 @@ class RowCounts:
 
     def add_inputs(self, answered: Sequence[Noted]) -> None:
         """Store inputs of a table model, whose missing values are counted later."""
-        if self.is_table:
+        if self.has_columns:
             self.inputs.extend(map(inputs_of, answered))
 
     def include(

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 from prometheus_client import generate_latest
 
-from slipway.artifacts.bundle import load_bundle
+from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.contract import InputContract
+from slipway.inputs.texts import TextContract
 from slipway.predictor.model import AnsweredRow
 from slipway.serving.metrics.service_metrics import ServiceMetrics
 from slipway.serving.models.model import ServedModel
@@ -108,6 +111,23 @@ def test_running_counts_are_exact_while_two_threads_use_them(
     assert sum(found.confidences) == 100_000
     assert found.confidence_sum == pytest.approx(20_000 * 0.5 + 80_000)
     assert not running.is_new
+
+
+@pytest.mark.parametrize(
+    ("contract", "num_held"),
+    [
+        (ColumnContract(kind="columns", columns=[]), 1),
+        (TextContract(kind="texts", columns=["text"], max_bytes=8, max_characters=None), 0),
+    ],
+)
+def test_only_inputs_of_tables_wait_for_the_count_of_missing_values(
+    certified: Path, contract: InputContract, num_held: int
+) -> None:
+    output = SimpleNamespace(kind="value")
+    bundle = SimpleNamespace(manifest=SimpleNamespace(input=contract, output=output))
+    counts = RowCounts(cast(LoadedBundle, bundle), "fp32")
+    counts.add_inputs([answered(certified, 0)])
+    assert len(counts.inputs) == num_held
 
 
 def test_counts_of_a_retired_model_are_released_but_its_last_row_counts(

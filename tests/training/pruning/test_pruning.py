@@ -16,13 +16,15 @@ from torch import Tensor, nn
 from slipway.artifacts.uncertainty import Calibration
 from slipway.config.params import load_params
 from slipway.config.sections import PruneParams
-from slipway.inputs.images import ImageContract
+from slipway.inputs.columns import ColumnContract
+from slipway.inputs.texts import TextContract
 from slipway.system import files
 from slipway.system.errors import IntegrityError, ParamsError, SchemaError
 from slipway.training.job import open_data
 from slipway.training.networks.networks import (
     Network,
     build_network,
+    example_rows,
     read_model_manifest,
     save_model,
 )
@@ -31,7 +33,9 @@ from slipway.training.pruning.result import load_pruned, pruned_network, read_pr
 from slipway.training.pruning.run import KeepZeros, PruningResult, magnitude_masks, prune
 from tests import warm_starts
 from tests.model_manifests import model_manifest
+from tests.packed_tables import fit_column
 from tests.training.conftest import ARGUMENTS, CONTRACT, ROOT, spec, write_project
+from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
 STRUCTURED = PruneParams(kind="structured", sparsity=0.5, epochs=2, learning_rate=0.002)
 MAGNITUDE = PruneParams(kind="magnitude", sparsity=0.75, epochs=1, learning_rate=0.002)
@@ -102,19 +106,44 @@ def test_removing_silent_channels_keeps_the_outputs_of_a_timm_network(
     name: str, size_px: int
 ) -> None:
     contract = CONTRACT.model_copy(update={"size_px": size_px})
-    removes_silent_channels(drawn(name=f"timm/{name}", arguments={}, input=contract), contract)
+    network = drawn(name=f"timm/{name}", arguments={}, input=contract)
+    removes_silent_channels(network, images(size_px=size_px))
 
 
 def test_removing_silent_channels_keeps_the_outputs_of_a_built_in_network() -> None:
-    removes_silent_channels(drawn(), CONTRACT)
+    removes_silent_channels(drawn(), images())
 
 
-def removes_silent_channels(network: Network, contract: ImageContract) -> None:
+TWO_LAYERS = """
+from torch import nn
+
+class Net(nn.Sequential):
+    def __init__(self, input_shape, num_outputs):
+        super().__init__(nn.Linear(*input_shape, 32), nn.ReLU(), nn.Linear(32, num_outputs))
+"""
+
+
+@pytest.mark.parametrize("task", ["table_classification", "text_classification"])
+def test_removing_silent_channels_keeps_the_outputs_of_a_user_network_for_rows(
+    task: str, write_functions: WriteFunctions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_functions("two", {"layers.py": TWO_LAYERS})
+    columns = ColumnContract(
+        kind="columns", columns=[fit_column("x", [1.0, 2.0, 9.0]), fit_column("y", [3.0, 5.0, 6.0])]
+    )
+    texts = TextContract(kind="texts", columns=["text"], max_bytes=16, max_characters=None)
+    inputs = columns if task.startswith("table") else texts
+    network = drawn(name="two.layers:Net", arguments={}, task=task, input=inputs, mean=[], std=[])
+    rows = example_rows(network.spec, 5)
+    removes_silent_channels(network, torch.randint_like(rows, 1, 9))
+
+
+def removes_silent_channels(network: Network, rows: Tensor) -> None:
     """Silence half of the channels, and check that pruning removes exactly these.
 
     Control: without silent channels, pruning changes the outputs.
     """
-    rows = images(size_px=contract.size_px)
     weights, _ = prune_channels(network, 0.5)
     assert not torch.allclose(pruned_network(network.spec, weights)(rows), network(rows), atol=1e-3)
     state = network.state_dict()
