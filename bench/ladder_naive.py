@@ -18,7 +18,7 @@ from torchvision.datasets import ImageFolder  # type: ignore[import-untyped]
 
 from bench.ladder_data import DATA_SETS, NUM_CLASSES, SIZE_PX, cut_out, denoise
 from slipway.config.network_arguments import SmallResnetArguments
-from slipway.training.networks.small_resnet import SmallResnet
+from slipway.training.networks.image_networks import SmallResnet
 from tests.project_params import PROJECT
 
 FEWEST_BATCHES, MIN_SECONDS = 3, 1.0

@@ -137,7 +137,7 @@ LABELS = TargetKind(
         "scores": "slipway.metrics.label_scores:LabelAnswers",
         "results": "slipway.reports.evaluation.label_results:LabelResults",
         "sections": "slipway.reports.pages.sections.labels:LabelSections",
-        "uncertainty": "slipway.metrics.label_uncertainty:LabelUncertainty",
+        "uncertainty": "slipway.metrics.class_uncertainty:LabelUncertainty",
     },
     settings={"data.label_separator": "|"},
 )

@@ -209,10 +209,7 @@ def test_a_project_without_its_own_slipway_has_the_installed_digests(
 
 
 TABLES = {"slipway/inputs/columns.py", "slipway/training/networks/tabm.py"}
-IMAGES = {
-    "slipway/training/networks/image_networks.py",
-    "slipway/training/networks/small_resnet.py",
-}
+IMAGES = {"slipway/training/networks/image_networks.py"}
 
 
 def reached_by(root: Path, stage: str, task: str) -> set[str]:

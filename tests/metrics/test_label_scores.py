@@ -5,9 +5,9 @@ import pytest
 from sklearn import metrics as reference
 
 from slipway.artifacts.uncertainty import flipped_rows, given_labels, leads
+from slipway.metrics.class_uncertainty import LabelUncertainty
 from slipway.metrics.decision import best_threshold
 from slipway.metrics.label_scores import LabelAnswers
-from slipway.metrics.label_uncertainty import LabelUncertainty
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling, baseline_scores, measure, why_absent
 from slipway.system.errors import MetricError

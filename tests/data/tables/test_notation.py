@@ -6,8 +6,8 @@ import pyarrow as pa
 import pytest
 
 from slipway.config.sections import DataParams
-from slipway.data.tables.column_statistics import fit_columns
 from slipway.data.tables.notation import iso_date, read_date_as, read_numbers
+from slipway.data.tables.packing import fit_columns
 from slipway.data.tables.source import read_json_rows
 from slipway.inputs.columns import read_cell
 from slipway.system.errors import CellError

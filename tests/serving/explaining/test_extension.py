@@ -20,7 +20,7 @@ from slipway.inputs.images import array_from_bytes
 from slipway.predictor.explaining.explanation import typical_vector
 from slipway.predictor.explaining.occlusion import covered, side_for
 from slipway.predictor.explaining.pictures import overlay
-from slipway.serving.explaining.background import BATCH_SECONDS
+from slipway.serving.explaining.extension import BATCH_SECONDS
 from slipway.serving.models.admission import Admission
 from slipway.serving.models.observers import Noted
 from slipway.serving.worker import ModelWorker

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from slipway.serving.process.own_wheel import write_own_wheel
+from slipway.serving.process.packing import write_own_wheel
 from slipway.system.errors import IntegrityError, UnavailableError
 
 INFO = "slipway_ml-0.2.0.dist-info"

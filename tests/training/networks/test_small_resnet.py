@@ -4,7 +4,7 @@ import torch
 from timm.layers.drop import DropPath
 
 from slipway.config.network_arguments import SmallResnetArguments
-from slipway.training.networks.small_resnet import SmallResnet
+from slipway.training.networks.image_networks import SmallResnet
 
 ARGUMENTS = {"width": 16, "blocks": [1, 3], "dropout": 0.0, "normalisation": "group"}
 
