@@ -20,9 +20,11 @@ from slipway.config.search import DimensionParams
 from slipway.config.sections import Gate
 from slipway.data.rules.rules import IMAGE_RULES, TABLE_RULES
 from slipway.kinds.inputs import COLUMNS, IMAGES, TEXTS
+from slipway.kinds.targets import CLASS, LABELS, NUMBER
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/reference/params.md").read_text()
+METRICS = (ROOT / "docs/reference/metrics.md").read_text()
 PIPELINE = (ROOT / "docs/reference/pipeline.md").read_text()
 STAGES: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "dvc.yaml").read_text())["stages"]
 PAGES = [
@@ -332,6 +334,25 @@ def test_docs_list_every_cleaning_rule() -> None:
 
 def test_check_reports_a_rule_that_the_pages_lack() -> None:
     assert unnamed_rules("`blurred`, too_dark", ["blurred", "too_dark"]) == {"too_dark"}
+
+
+def unnamed_metrics(page: str) -> set[str]:
+    """List the metrics that the page lacks in the section of their kind of target."""
+    sections = {"Classes": CLASS, "Several labels": LABELS, "Numbers": NUMBER}
+    return {
+        name
+        for title, target in sections.items()
+        for name in target.metrics
+        if f"`{name}`" not in page.partition(f"## {title}\n")[2].partition("\n## ")[0]
+    }
+
+
+def test_the_page_of_metrics_defines_those_of_each_kind_of_target() -> None:
+    assert unnamed_metrics(METRICS) == set()
+
+
+def test_a_metric_that_the_page_lacks_for_its_kind_of_target_is_reported() -> None:
+    assert unnamed_metrics(METRICS.replace("`hamming_loss`", "errors")) == {"hamming_loss"}
 
 
 def unnamed_scripts(page: str) -> set[str]:
