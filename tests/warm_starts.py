@@ -37,7 +37,7 @@ _PR_SET_PDEATHSIG = 1
 _PRELOADED = (
     "slipway.training.job",
     "slipway.training.run",
-    "slipway.config.command",
+    "slipway.config.stage_run",
     "slipway.config.params",
     "deepspeed.runtime.engine",
     "deepspeed.runtime.zero.muon.muon_optimizer",

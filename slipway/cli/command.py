@@ -12,7 +12,7 @@ import click
 
 from slipway.cli.lazy import LazyGroup, Verb
 from slipway.cli.verbs import VERBS
-from slipway.config.command import run_command
+from slipway.system.command_run import run_command
 from slipway.system.errors import SlipwayError, UnavailableError
 from slipway.system.module_search import search_the_project
 from slipway.system.version import DISTRIBUTION

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Literal
 
 from slipway.artifacts.bundle import load_bundle
-from slipway.config.command import run_command
 from slipway.config.params import load_params
 from slipway.config.sections import DataParams
 from slipway.config.stage_graph import read_pipeline
@@ -28,7 +27,8 @@ from slipway.loop.journal import FOLDER, JOURNAL, LoopError, cycles, read_journa
 from slipway.loop.lease import loop_lock
 from slipway.loop.steps import DATA
 from slipway.system import files
-from slipway.system.arguments import CommandParser
+from slipway.system.command_line import CommandParser
+from slipway.system.command_run import run_command
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import DataError, SchemaError
 from slipway.traffic import erasure

@@ -22,13 +22,13 @@ from urllib.parse import parse_qs, urlsplit
 from PIL import Image
 
 from slipway.artifacts.bundle import Bundle, load_bundle
-from slipway.config.command import run_command
 from slipway.serving.http.responses import Refusal
 from slipway.serving.monitoring.database import Database
 from slipway.serving.monitoring.feedback import read_feedback
 from slipway.serving.monitoring.outbox import deliver
 from slipway.serving.page.site import POLICY
-from slipway.system.arguments import CommandParser, fraction, whole_number
+from slipway.system.command_line import CommandParser, fraction, whole_number
+from slipway.system.command_run import run_command
 from slipway.system.errors import IntegrityError, SlipwayError, UnavailableError
 from slipway.traffic.collect import add_service_paths
 from slipway.traffic.label_queue import QUEUE, LabelQueue, QueuedRow, choose

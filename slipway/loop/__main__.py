@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from slipway.config.command import run_command
 from slipway.config.params import load_params
 from slipway.loop.decision_page import PAGE
 from slipway.loop.decisions import (
@@ -41,8 +40,8 @@ from slipway.loop.steps import DONE, LoopProject
 from slipway.serving.request_log.logger import RequestLogSettings
 from slipway.serving.settings import read_settings
 from slipway.system import files
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, quiet_when_unread
+from slipway.system.command_run import run_command
 from slipway.system.errors import LockedError, SlipwayError
 
 _CLOCK_S = 60.0  # the clock may go back by up to this many seconds between two calls

@@ -8,15 +8,14 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from slipway.config.command import run_command
 from slipway.serving.rollout.records.database import Recorded, read_recorded
 from slipway.serving.rollout.records.entries import Entry, Served, entry_at, in_time, serving_at
 from slipway.serving.rollout.reports import iso
 from slipway.serving.rollout.state import RolloutError, name_of
 from slipway.serving.settings import read_settings
 from slipway.system import files
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, quiet_when_unread
+from slipway.system.command_run import run_command
 
 
 @quiet_when_unread()

@@ -11,8 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 from slipway.config.training import TrainParams
 from slipway.kinds.registry import are_trees
 from slipway.planning.gpu_choice import choose_gpus, describe_choices, parse_prices
@@ -27,8 +27,7 @@ from slipway.planning.resource_plan import (
 from slipway.planning.step_memory import parameter_counts
 from slipway.planning.strategy_settings import possible_settings, settings_of_strategies
 from slipway.reports.console import size, text_table
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, quiet_when_unread
 from slipway.system.cores import num_cores
 from slipway.system.errors import UnavailableError
 from slipway.training.batches.batches import StepShape

@@ -14,17 +14,16 @@ import matplotlib as mpl
 import torch
 from matplotlib.figure import Figure
 
-from slipway.config.command import run_stage
 from slipway.config.edit import propose
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 from slipway.config.tree_settings import require_gradient_steps
 from slipway.planning.memory_plan import trace_all
 from slipway.planning.rehearsal import Rehearsal
 from slipway.planning.resource_plan import available_bytes, process_bytes
 from slipway.reports.console import size, text_table
 from slipway.system import files
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, quiet_when_unread
 from slipway.system.errors import TrainingError, UnavailableError
 from slipway.system.memory import own_bytes
 from slipway.training.batches.batches import StepShape, cut_step

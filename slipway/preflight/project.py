@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from slipway.config.command import WRITTEN
 from slipway.config.params import Params, mistakes_in, read_content, sound_part
+from slipway.config.stage_run import WRITTEN
 from slipway.planning.packages import missing_packages
 from slipway.planning.search_space import space_mistakes
 from slipway.preflight import data, training, user_code

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from slipway.config.command import run_stage
 from slipway.config.edit import propose
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 from slipway.config.tree_settings import require_gradient_steps
 from slipway.kinds.registry import kind_of
 from slipway.profiling.candidates import (
@@ -46,8 +46,7 @@ from slipway.profiling.step_times import Round
 from slipway.profiling.utilisation import flop_of_step, matrix_rates, utilisation
 from slipway.reports.pages.profile_page import profile_page, profile_text
 from slipway.system import files
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, quiet_when_unread
 from slipway.system.cores import cpu_model, num_cores
 from slipway.system.errors import ParamsError, TrainingError
 from slipway.training.batches.batches import cut_step

@@ -20,8 +20,7 @@ from slipway.replay.comparison import BackendResult
 from slipway.replay.lineage import describe_lineage, describe_model, describe_request
 from slipway.reports.console import number, text_table
 from slipway.system import files
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, quiet_when_unread
 from slipway.system.disk_faults import disk_fault
 from slipway.system.errors import BundleError, CertificateError, SlipwayError, UnavailableError
 from slipway.traffic.request_log import LoggedRequest, find_requests, segments

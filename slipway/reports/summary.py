@@ -12,7 +12,7 @@ from typing import Any
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Certificate, read_certificate
 from slipway.artifacts.gates import not_passed
-from slipway.config.command import run_stage
+from slipway.config.stage_run import run_stage
 from slipway.kinds.registry import are_trees, kind_of
 from slipway.reports.console import baseline_cells, interval, number, text_table
 from slipway.reports.evaluation.record import read_metrics

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
 from slipway.data.engine.work_folder import work_folder
 from slipway.data.splits.audit_folds import audited_rows

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 from slipway.data.augmentation.plan import (
     AugmentPlan,
     operations,

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.config.sections import CleanParams, DataParams
+from slipway.config.stage_run import run_stage
 from slipway.data.engine.rows import QUARANTINE, ROWS, write_table
 from slipway.data.merge.new_rows import read_recent_mark
 from slipway.data.rules.report import CleanResult

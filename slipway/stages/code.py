@@ -5,9 +5,9 @@ The digests are among the params of the other stages, so DVC reruns a stage when
 
 from pathlib import Path
 
-from slipway.config.command import run_command
 from slipway.kinds.code_stamp import code_stamp, remember_text, remembered
 from slipway.system import files
+from slipway.system.command_run import run_command
 
 ROOT = Path()
 

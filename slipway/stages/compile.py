@@ -17,10 +17,11 @@ from slipway.artifacts.engine_manifest import (
     Profile,
     write_skipped_build,
 )
-from slipway.config.command import run_command, run_stage
+from slipway.config.stage_run import run_stage
 from slipway.runtimes.compilation import compile_engine, why_no_engine
 from slipway.runtimes.rebuild import rebuild_engine
 from slipway.system import files
+from slipway.system.command_run import run_command
 from slipway.system.errors import EngineError
 
 if TYPE_CHECKING:

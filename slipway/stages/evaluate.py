@@ -5,9 +5,9 @@ from pathlib import Path
 
 from slipway.artifacts.gates import gates_text, write_gates
 from slipway.artifacts.uncertainty import write_calibration
-from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.config.sections import DataParams
+from slipway.config.stage_run import run_stage
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest

@@ -4,9 +4,9 @@ from functools import partial
 from pathlib import Path
 
 from slipway.artifacts.uncertainty import read_calibration
-from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.config.seals import sealed_params
+from slipway.config.stage_run import run_stage
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.metrics.scores import Resampling
 from slipway.reports.evaluation.record import read_baseline, read_coverage, read_metrics

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
 from slipway.data.store.packed import PackPaths
 from slipway.kinds.registry import kind_of

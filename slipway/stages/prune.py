@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from slipway.config.command import run_stage
 from slipway.config.params import Params
 from slipway.config.sections import MeasuringParams
+from slipway.config.stage_run import run_stage
 from slipway.system import files
 
 MODEL = Path("artifacts/model")

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
 from slipway.data.splits.report import report, summary
 from slipway.data.splits.split import check_columns, split_rows

@@ -1,7 +1,7 @@
 """train: trains the network or an ensemble; writes `artifacts/model/` and metrics."""
 
-from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 
 
 def run(params: Params) -> None:

@@ -12,8 +12,8 @@ from slipway.artifacts.certificate import first_fault, write_certificate
 from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
 from slipway.artifacts.gates import gates_text, not_passed, read_gates
 from slipway.artifacts.uncertainty import read_calibration
-from slipway.config.command import run_stage
 from slipway.config.params import Params
+from slipway.config.stage_run import run_stage
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.metrics.scores import Resampling
 from slipway.system import files

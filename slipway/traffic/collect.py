@@ -16,12 +16,12 @@ import pyarrow.parquet as pq
 
 from slipway.artifacts.bundle import Bundle, load_bundle
 from slipway.artifacts.label_sets import labels_in
-from slipway.config.command import run_command
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import ImageContract
 from slipway.inputs.texts import TextContract
 from slipway.system import files
-from slipway.system.arguments import CommandParser
+from slipway.system.command_line import CommandParser
+from slipway.system.command_run import run_command
 from slipway.system.errors import DataError, UnavailableError
 from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_ground_truth
 from slipway.traffic.selection import Content, SelectedRows, collect

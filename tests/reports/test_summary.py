@@ -19,11 +19,11 @@ from slipway.artifacts.bundle import (
 )
 from slipway.artifacts.certificate import Certificate, Execution, Hop, write_certificate
 from slipway.artifacts.gates import GateResult, verdict_of
-from slipway.config.command import run_command
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import Task
 from slipway.reports.summary import main, summary
 from slipway.system import files
+from slipway.system.command_run import run_command
 from slipway.system.errors import BundleError, CertificateError, SchemaError, SlipwayError
 from tests.calibrations import CALIBRATION
 from tests.serving.bundles import gate

@@ -15,7 +15,7 @@ from torch import Tensor
 
 import slipway.training.assembly
 import slipway.training.run
-from slipway.config.command import run_stage
+from slipway.config.stage_run import run_stage
 from slipway.training.module import TrainingModule
 from stages import train
 

@@ -88,7 +88,7 @@ def _of_name(value: dict[str, Any]) -> Any:
 
 
 def _train(preparation: str) -> None:
-    from slipway.config.command import run_stage
+    from slipway.config.stage_run import run_stage
     from slipway.stages.train import run
 
     prepare, *arguments = json.loads(preparation, object_hook=_of_name)

@@ -13,7 +13,7 @@ import torch
 from pytorch_lightning.strategies import DeepSpeedStrategy
 from torch import Tensor
 
-from slipway.config.command import run_stage
+from slipway.config.stage_run import run_stage
 from slipway.training.distributed.shards import local
 from slipway.training.module import TrainingModule
 from stages import train

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import slipway.training.assembly
-from slipway.config.command import run_stage
+from slipway.config.stage_run import run_stage
 from slipway.training.module import TrainingModule
 from stages import train
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipway.config.command import run_command
 from slipway.config.params import load_params
 from slipway.config.sections import DataParams
 from slipway.data.merge.new_rows import MergeReport
@@ -21,7 +20,8 @@ from slipway.data.sources.raw_tables import COLLECTED
 from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.sources import find_layout, with_given_split
 from slipway.kinds.registry import kind_of
-from slipway.system.arguments import CommandParser
+from slipway.system.command_line import CommandParser
+from slipway.system.command_run import run_command
 from slipway.system.errors import DataError
 
 _MAX_SHOWN = 10

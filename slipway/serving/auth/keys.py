@@ -23,8 +23,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from slipway.serving.settings import PREFIX, ROOT
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, quiet_when_unread
 from slipway.system.errors import SlipwayError
 
 logger = logging.getLogger("bentoml.slipway")

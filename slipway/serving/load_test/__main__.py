@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from slipway.config.command import run_command
 from slipway.predictor.loader import read_certified
 from slipway.serving.extensions import SECTIONS
 from slipway.serving.load_test import card
@@ -25,8 +24,13 @@ from slipway.serving.load_test.trial_service import require_answered, running, s
 from slipway.serving.load_test.tuner import Goal, Tuner
 from slipway.serving.settings import ROOT, Settings, read_settings
 from slipway.system import files
-from slipway.system.arguments import CommandParser, positive_number, whole_number
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import (
+    CommandParser,
+    positive_number,
+    quiet_when_unread,
+    whole_number,
+)
+from slipway.system.command_run import run_command
 from slipway.system.cores import num_cores
 
 CARD, PAGE, APPLIED = (

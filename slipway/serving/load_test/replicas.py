@@ -12,11 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from slipway.artifacts.bundle import load_bundle
-from slipway.config.command import run_command
 from slipway.serving.load_test.card import FORMAT_VERSION, USABLE
 from slipway.serving.settings import ROOT
-from slipway.system.arguments import CommandParser, positive_number
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, positive_number, quiet_when_unread
+from slipway.system.command_run import run_command
 from slipway.system.errors import UnavailableError
 
 CARD, BUNDLE = Path("artifacts/capacity.json"), Path("artifacts/bundle")

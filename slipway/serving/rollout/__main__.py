@@ -12,7 +12,6 @@ import socket
 import sys
 from pathlib import Path
 
-from slipway.config.command import run_command
 from slipway.serving.rollout import commands
 from slipway.serving.rollout.history import Author
 from slipway.serving.rollout.reports import describe, read_reports
@@ -25,8 +24,8 @@ from slipway.serving.rollout.state import (
     read_rollout,
 )
 from slipway.serving.settings import PREFIX, Settings, read_settings
-from slipway.system.arguments import CommandParser
-from slipway.system.broken_pipe import quiet_when_unread
+from slipway.system.command_line import CommandParser, quiet_when_unread
+from slipway.system.command_run import run_command
 
 _NICENESS = 10
 

@@ -1,6 +1,6 @@
 import pytest
 
-from slipway.system.arguments import CommandParser, fraction, positive_number, whole_number
+from slipway.system.command_line import CommandParser, fraction, positive_number, whole_number
 
 
 @pytest.mark.parametrize(

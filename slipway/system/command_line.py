@@ -1,7 +1,12 @@
-"""Parser for commands with arguments of their own. Its errors name the expected usage."""
+"""The command line: a parser whose errors name the expected usage, and closed output pipes."""
 
 import argparse
-from collections.abc import Callable
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 _TOO_MUCH = 1e6
@@ -50,3 +55,27 @@ def fraction(text: str) -> float:
     if not 0 <= value <= 1:
         raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to 1")
     return value
+
+
+@contextmanager
+def quiet_when_unread() -> Iterator[None]:
+    """End the process silently if the reader of its output closes the pipe, as in `... | head`.
+
+    A BrokenPipeError of anything else, such as a socket, propagates.
+    """
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)  # a write error occurs here, not at interpreter exit
+    except BrokenPipeError:
+        poll = select.poll()
+        for descriptor in (1, 2):
+            poll.register(descriptor, 0)
+        unread = [descriptor for descriptor, event in poll.poll(0) if event & select.POLLERR]
+        if not unread:
+            raise
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        for descriptor in unread:
+            os.dup2(devnull, descriptor)  # the interpreter flushes once more when it exits
+        sys.exit(128 + signal.SIGPIPE)
