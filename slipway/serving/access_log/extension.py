@@ -15,7 +15,7 @@ from pydantic import Field
 
 from slipway.serving.extension import Extension, Hooks
 from slipway.serving.http.routes import STAGES, Exchange, Headers
-from slipway.serving.process.outbox import OUTCOMES, LineLog
+from slipway.serving.process.background import OUTCOMES, LineLog
 from slipway.serving.settings import OptionalPath, SettingsSection
 from slipway.serving.worker import ModelWorker
 from slipway.traffic.request_log import SegmentWriter

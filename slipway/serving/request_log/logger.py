@@ -13,7 +13,7 @@ from pydantic import Field
 
 from slipway.serving.http.routes import sample_number
 from slipway.serving.models.observers import Answered, Noted, id_of
-from slipway.serving.process.outbox import Count, LineLog
+from slipway.serving.process.background import Count, LineLog
 from slipway.serving.settings import OptionalPath, SettingsSection
 from slipway.traffic.request_log import (
     REPLAYED,

@@ -24,7 +24,7 @@ from slipway.serving.http.routes import (
     new_request_id,
     sample_number,
 )
-from slipway.serving.process.outbox import Outbox
+from slipway.serving.process.background import BackgroundQueue
 from slipway.system.version import installed_version
 
 logger = logging.getLogger("bentoml.slipway")
@@ -94,7 +94,7 @@ class Tracer:
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over our own attributes.
         self._resource = _HashedOnce(Resource.create(own).merge(OTELResourceDetector().detect()))
         self._scope = InstrumentationScope("slipway", version)
-        self._outbox: Outbox[_Traced] = Outbox(
+        self._queue: BackgroundQueue[_Traced] = BackgroundQueue(
             "slipway-tracing", self._export, MAX_WAITING, gather_s=GATHER_S
         )
 
@@ -114,7 +114,7 @@ class Tracer:
         exchange.trace.trace_id = trace_id
         if has_spans:
             traced = _Traced(trace_id, span_id, parent_id, exchange)
-            if not self._outbox.put(traced):
+            if not self._queue.put(traced):
                 self._count("dropped", traced.num_spans)
             if traced.num_spans > len(STAGES):  # a prediction: it has all stages
                 self._add_exemplar(exchange.trace.times[-1] - exchange.started, trace_id)
@@ -131,9 +131,9 @@ class Tracer:
         """Export the queued requests, without waiting for a collector that does not respond."""
         if self._is_failing:
             self._exporter.shutdown()
-            self._outbox.close()
+            self._queue.close()
         else:
-            self._outbox.close()
+            self._queue.close()
             self._exporter.shutdown()
 
     def _export(self, waiting: list[_Traced]) -> bool:

@@ -27,7 +27,7 @@ Count = Callable[[str, int], None]  # one of OUTCOMES, number of items
 Item = TypeVar("Item")
 
 
-class Outbox(Generic[Item]):
+class BackgroundQueue(Generic[Item]):
     """A bounded queue with a thread that passes the queued items to `deliver`.
 
     Items that arrive within `gather_s` are delivered together, earlier once the queue is half full.
@@ -122,18 +122,18 @@ class LineLog(Generic[Item]):
         self._tidied = time.monotonic()
         self._is_failing = False
         name = f"slipway-{what.replace(' ', '-')}"
-        self._outbox: Outbox[Item] = Outbox(
+        self._queue: BackgroundQueue[Item] = BackgroundQueue(
             name, self._write, max_items, max_bytes, retry_s, self._tidy_s, gather_s, writer.close
         )
 
     def put(self, item: Item, num_bytes: int = 0, num_lines: int = 1) -> None:
         """Log an item, or count its lines as dropped. Never waits, never raises."""
-        if not self._outbox.put(item, num_bytes):
+        if not self._queue.put(item, num_bytes):
             self._count("dropped", num_lines)
 
     def close(self) -> None:
         """Write the queued items. Waits only seconds, because the disk may hang."""
-        self._outbox.close()
+        self._queue.close()
 
     def _write(self, taken: list[Item]) -> bool:
         try:
