@@ -126,10 +126,10 @@ def test_error_gives_the_former_format_of_a_bundle_or_certificate(tmp_path: Path
     for name in ("bundle.json", "certificate.json"):
         (tmp_path / name).write_text(json.dumps({"format_version": 2}))
     with pytest.raises(
-        BundleError, match=r"format version 2, .* version 7\. Run `dvc repro export`"
+        BundleError, match=r"format version 2, .* version 8\. Run `dvc repro export`"
     ):
         load_bundle(tmp_path)
-    with pytest.raises(CertificateError, match=r"format version 2, .* version 4\. Run `dvc repro"):
+    with pytest.raises(CertificateError, match=r"format version 2, .* version 5\. Run `dvc repro"):
         read_certificate(tmp_path / "certificate.json")
-    with pytest.raises(BundleError, match=r"drift\.json has format version 2, .* version 3"):
+    with pytest.raises(BundleError, match=r"drift\.json has format version 2, .* version 4"):
         parse_references(b'{"format_version": 2}')

@@ -23,7 +23,7 @@ from slipway.system import files
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import BundleError
 
-FORMAT_VERSION = 7
+FORMAT_VERSION = 8
 MANIFEST = "bundle.json"
 CARD = "MODEL_CARD.md"
 DRIFT = "drift.json"
@@ -90,7 +90,7 @@ class MeasuredFigures(Contract):
     metric_loss: Metric
     max_difference: float  # largest difference from an answer of fp32
     num_flipped: int  # rows whose label differs from fp32's
-    outliers: Metric | None = None  # fraction of rows flagged; null without a threshold
+    ood_fraction: Metric | None = None  # fraction of rows flagged; null without a threshold
     # Spearman correlation of its OOD scores with fp32's; null if either scores are constant.
     score_rank: float | None = None
     # Largest change of an answer with the other rows of the batch; relative for values above 1.
@@ -145,7 +145,7 @@ class Lineage(Contract):
 class Bundle(Contract):
     """The content of `bundle.json`: the contracts, graphs, metrics and lineage of a model."""
 
-    format_version: Literal[7]
+    format_version: Literal[8]
     task: Task
     input: AnyInputContract
     input_name: str  # "image" or "row"

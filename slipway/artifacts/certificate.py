@@ -20,7 +20,7 @@ from slipway.system.contract import Contract, check_format, validate_record
 from slipway.system.errors import CertificateError, GateMissedError, UnavailableError
 from slipway.system.user_code import UserCode
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 REQUIRED = ("torch", "onnxruntime/cpu/fp32", "http")  # hops without which nothing is certified
 _MAX_GATES_SHOWN = 3  # missed gates in one message; the certificate has all
 
@@ -54,7 +54,7 @@ class HopBounds(Contract):
     max_score_difference: float | None  # of an OOD score, absolute
     # Points of accuracy and of macro F1, or relative growth of the RMSE.
     max_metric_loss: float | None
-    max_outliers: float | None = None  # fraction of rows, for the lower bound of `Hop.outliers`
+    max_ood_fraction: float | None = None  # for the lower bound of `Hop.ood_fraction`
 
 
 class BatchCheck(Contract):
@@ -82,7 +82,7 @@ class Hop(Contract):
     max_difference: float | None
     mean_difference: float | None  # at the largest batch
     max_score_difference: float | None  # of an OOD score, as `max_difference`
-    outliers: Metric | None = None  # fraction of rows flagged; null without a threshold
+    ood_fraction: Metric | None = None  # fraction of rows flagged; null without a threshold
     # Spearman correlation of the OOD scores with the reference's; null if either are all equal.
     score_rank: float | None = None
     flipped: list[str]  # ids of the rows whose label changed
@@ -98,7 +98,7 @@ class Hop(Contract):
 class Certificate(Contract):
     """The content of `certificate.json`: all hops, the digests of their files, and the machine."""
 
-    format_version: Literal[4]
+    format_version: Literal[5]
     status: Literal["certified", "draft", "refused"]  # draft: the HTTP hop has not run yet
     gates: Verdict  # only "passed" and "none" allow a release
     gate_results: list[GateResult]

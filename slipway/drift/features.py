@@ -21,7 +21,7 @@ Float = NDArray[np.float32]
 
 PREDICTED_CLASS = "predicted_class"
 CONFIDENCE = "confidence"
-OUTLIER_SCORE = "ood_score"
+OOD_SCORE = "ood_score"
 
 
 class Feature(Contract):
@@ -72,12 +72,12 @@ def extract_inputs(contract: InputContract, inputs: NDArray[Any]) -> Float:
 def output_features(output: OutputContract) -> list[Feature]:
     """List the columns of `extract_outputs`."""
     if output.kind == "value":
-        return [_output_number("value"), _output_number(OUTLIER_SCORE)]
+        return [_output_number("value"), _output_number(OOD_SCORE)]
     if output.kind == "label_probabilities":
         names = [f"probability of {label}" for label in output.labels]
-        return [_output_number(name) for name in (*names, CONFIDENCE, OUTLIER_SCORE)]
+        return [_output_number(name) for name in (*names, CONFIDENCE, OOD_SCORE)]
     if output.kind == "probabilities":
-        numbers = (CONFIDENCE, "entropy", "margin", OUTLIER_SCORE)
+        numbers = (CONFIDENCE, "entropy", "margin", OOD_SCORE)
         label = Feature(
             name=PREDICTED_CLASS, kind="category", origin="output", categories=output.labels
         )

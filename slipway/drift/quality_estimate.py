@@ -101,11 +101,9 @@ def _no_estimate(reason: str) -> Estimate:
 def _unusual_rows(reference: Reference, window: Window) -> list[str]:
     """Return a reason if too many rows of the window are unlike the reference rows; else []."""
     inputs, answers = reference.inputs, reference.answers
-    outliers = _surplus(window.num_outliers, window.num_rows, answers.outliers, answers.rows)
-    if outliers > _MAX_UNUSUAL:
-        return [
-            f"at least {outliers:.0%} more of the rows are outliers than of the validation rows"
-        ]
+    unlike = _surplus(window.num_ood, window.num_rows, answers.ood_rows, answers.rows)
+    if unlike > _MAX_UNUSUAL:
+        return [f"at least {unlike:.0%} more of the rows are OOD than of the validation rows"]
     outside = _surplus(window.num_outside, window.num_rows, inputs.outside, inputs.rows)
     if outside > _MAX_UNUSUAL:
         return [

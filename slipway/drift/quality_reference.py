@@ -16,7 +16,7 @@ from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.uncertainty import decided_classes, given_labels
 from slipway.drift.distributions import chi_square_tail
 from slipway.drift.feature_reference import FeatureReference
-from slipway.drift.features import CONFIDENCE, OUTLIER_SCORE, confidence_of_labels
+from slipway.drift.features import CONFIDENCE, OOD_SCORE, confidence_of_labels
 from slipway.drift.histogram import bins_of, equal_edges
 from slipway.drift.residual_model import ResidualModel, fit_residual_model
 from slipway.system.contract import Contract
@@ -137,7 +137,7 @@ def _row_quality(
 ) -> _RowQuality:
     if output.kind == "value":
         errors = np.square(outputs[:, 0].astype(np.float64) - targets)
-        return _RowQuality("rmse", OUTLIER_SCORE, scores, errors, np.zeros(len(targets)))
+        return _RowQuality("rmse", OOD_SCORE, scores, errors, np.zeros(len(targets)))
     if output.kind == "label_probabilities":
         score = confidence_of_labels(outputs)
         is_right = (given_labels(outputs, thresholds) == (targets > 0)).all(axis=1)

@@ -22,7 +22,7 @@ from slipway.artifacts.bundle import LoadedBundle, OutputContract
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.drift.feature_reference import FeatureReference, bin_columns, describe_features
 from slipway.drift.features import (
-    OUTLIER_SCORE,
+    OOD_SCORE,
     extract_inputs,
     extract_outputs,
     input_features,
@@ -38,7 +38,7 @@ from slipway.system.errors import BundleError
 
 Float32 = NDArray[np.float32]
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 # Level over all features of the test that leaves out training rows that differ too much.
 _SIMILARITY_LEVEL = 1e-3
 
@@ -59,8 +59,8 @@ class AnswerReference(Contract):
 
     features: list[FeatureReference] = Field(min_length=1)
     quality: QualityReference | None  # null with too few rows to estimate quality
-    outlier_threshold: float | None  # rows with a higher OOD score are outliers; null: none are
-    outliers: int  # number of outliers
+    ood_threshold: float | None  # rows with a higher OOD score are out of distribution
+    ood_rows: int  # number of these rows
     rows: int
 
 
@@ -81,8 +81,8 @@ class Reference:
         return [feature.name for feature in self.features].index(name)
 
     @cached_property
-    def outlier_column(self) -> int:
-        return self.column(OUTLIER_SCORE)
+    def ood_column(self) -> int:
+        return self.column(OOD_SCORE)
 
     @cached_property
     def fingerprint(self) -> bytes:
@@ -98,7 +98,7 @@ class References(Contract):
     answers to validation rows one for each variant of the model, such as fp32 and int8.
     """
 
-    format_version: Literal[3]
+    format_version: Literal[4]
     inputs: InputReference
     answers: dict[str, AnswerReference]  # references by variant
 
@@ -176,8 +176,8 @@ def describe_answers(
             bins,
             calibration.thresholds,
         ),
-        outlier_threshold=calibration.ood.threshold,
-        outliers=int(calibration.is_ood(answers.scores).sum()),
+        ood_threshold=calibration.ood.threshold,
+        ood_rows=int(calibration.is_ood(answers.scores).sum()),
         rows=len(values),
     )
 

@@ -14,7 +14,7 @@ from slipway.system.errors import SchemaError
 Counts = NDArray[np.int64]
 
 _MAGIC = b"slipway window 1"
-_ROWS, _OUTLIERS, _OUTSIDE, _FIRST_BIN = range(4)  # positions in a window's row of numbers
+_ROWS, _OOD, _OUTSIDE, _FIRST_BIN = range(4)  # positions in a window's row of numbers
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class _WindowLayout:
 
 
 class Window:
-    """Counts of the added rows: by bin of each feature, outliers, and rows outside the range."""
+    """Counts of the added rows: by bin of each feature, OOD rows, and rows outside the range."""
 
     def __init__(self, reference: Reference) -> None:
         self.reference = reference
@@ -47,7 +47,7 @@ class Window:
         bins = bin_columns(reference.features, features)
         added = np.zeros_like(self._numbers)
         added[_ROWS] = len(features)
-        added[_OUTLIERS] = self._num_outliers(features)
+        added[_OOD] = self._num_ood(features)
         added[_OUTSIDE] = self._num_outside(features)
         for part, own in zip(layout.features, bins, strict=True):
             added[part] = np.bincount(own, minlength=part.stop - part.start)
@@ -75,9 +75,9 @@ class Window:
         return int(self._numbers[_ROWS])
 
     @property
-    def num_outliers(self) -> int:
+    def num_ood(self) -> int:
         """Number of rows whose OOD score is above the threshold."""
-        return int(self._numbers[_OUTLIERS])
+        return int(self._numbers[_OOD])
 
     @property
     def num_outside(self) -> int:
@@ -137,11 +137,11 @@ class Window:
         window._numbers = np.frombuffer(payload, "<i8", offset=len(header)).astype(np.int64)
         return window
 
-    def _num_outliers(self, features: NDArray[np.float32]) -> int:
-        threshold = self.reference.answers.outlier_threshold
+    def _num_ood(self, features: NDArray[np.float32]) -> int:
+        threshold = self.reference.answers.ood_threshold
         if threshold is None:
             return 0
-        return int((features[:, self.reference.outlier_column] > threshold).sum())
+        return int((features[:, self.reference.ood_column] > threshold).sum())
 
     def _num_outside(self, features: NDArray[np.float32]) -> int:
         is_outside = np.zeros(len(features), np.bool_)

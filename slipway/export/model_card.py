@@ -263,7 +263,7 @@ def _uncertainty(facts: CardFacts) -> Iterator[str]:
     else:
         yield (
             f"Each answer has an OOD score. At most {ood.fraction:.1%} of ordinary rows should be "
-            f"above its threshold. {_on_test('They are', measured.get('outliers'))}"
+            f"above its threshold. {_on_test('They are', measured.get('ood_fraction'))}"
         )
 
 

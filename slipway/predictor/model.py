@@ -26,7 +26,7 @@ class InvalidAnswerError(SlipwayError):
     """The model returned an invalid output: NaN, an infinity, or a wrong shape."""
 
 
-# (most probable class or "", its probability or 0, True for an outlier)
+# (most probable class or "", its probability or 0, True for an OOD row)
 Counted = tuple[str, float, bool]
 
 
@@ -98,13 +98,13 @@ class CertifiedModel:
     def _rows(self, outputs: NDArray[np.float32], scores: NDArray[np.float32]) -> list[AnsweredRow]:
         """Create the answers of a batch at once: numpy is as quick with 32 rows as with one."""
         finite = (np.isfinite(outputs).all(axis=1) & np.isfinite(scores)).tolist()
-        outliers = self.calibration.is_ood(scores).tolist()
+        are_ood = self.calibration.is_ood(scores).tolist()
         describe = {
             "value": self._values,
             "probabilities": self._classes,
             "label_probabilities": self._label_sets,
         }[self.bundle.manifest.output.kind]
-        described = describe(outputs, scores.tolist(), outliers)
+        described = describe(outputs, scores.tolist(), are_ood)
         return [
             AnsweredRow(output, score, answer if is_finite else None, counted)
             for output, score, is_finite, (answer, counted) in zip(
@@ -113,9 +113,9 @@ class CertifiedModel:
         ]
 
     def _values(
-        self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
+        self, outputs: NDArray[np.float32], scores: list[float], are_ood: list[bool]
     ) -> Iterator[tuple[dict[str, Any], Counted]]:
-        for value, score, is_ood in zip(outputs[:, 0].tolist(), scores, outliers, strict=True):
+        for value, score, is_ood in zip(outputs[:, 0].tolist(), scores, are_ood, strict=True):
             interval = self.calibration.interval(value)
             answer = {
                 "value": value,
@@ -126,16 +126,16 @@ class CertifiedModel:
             yield answer, ("", 0.0, is_ood)
 
     def _classes(
-        self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
+        self, outputs: NDArray[np.float32], scores: list[float], are_ood: list[bool]
     ) -> Iterator[tuple[dict[str, Any], Counted]]:
         labels = self._labels
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         # A prediction set holds the most probable classes.
         set_sizes = self.calibration.prediction_sets(outputs).sum(axis=1).tolist()
         if self.calibration.decision is not None:
-            yield from self._decided(outputs, best_first, set_sizes, scores, outliers)
+            yield from self._decided(outputs, best_first, set_sizes, scores, are_ood)
             return
-        rows = zip(outputs.tolist(), best_first, set_sizes, scores, outliers, strict=True)
+        rows = zip(outputs.tolist(), best_first, set_sizes, scores, are_ood, strict=True)
         for probabilities, order, set_size, score, is_ood in rows:
             first = order[0]
             best = labels[first]
@@ -154,7 +154,7 @@ class CertifiedModel:
         best_first: list[list[int]],
         set_sizes: list[int],
         scores: list[float],
-        outliers: list[bool],
+        are_ood: list[bool],
     ) -> Iterator[tuple[dict[str, Any], Counted]]:
         """Create the answers of a classifier with a decision threshold for two classes.
 
@@ -167,7 +167,7 @@ class CertifiedModel:
         chosen = decided_classes(outputs, calibration.thresholds).tolist()
         facts = calibration.decision.facts(outputs, calibration.thresholds)
         rows = zip(
-            outputs.tolist(), chosen, best_first, set_sizes, facts, scores, outliers, strict=True
+            outputs.tolist(), chosen, best_first, set_sizes, facts, scores, are_ood, strict=True
         )
         for probabilities, own, order, set_size, fact, score, is_ood in rows:
             likely = order if set_size > 1 else [own]
@@ -182,13 +182,13 @@ class CertifiedModel:
             yield answer, (labels[own], probabilities[own], is_ood)
 
     def _label_sets(
-        self, outputs: NDArray[np.float32], scores: list[float], outliers: list[bool]
+        self, outputs: NDArray[np.float32], scores: list[float], are_ood: list[bool]
     ) -> Iterator[tuple[dict[str, Any], Counted]]:
         labels = self._labels
         given = self.calibration.given(outputs).tolist()
         best_first = np.argsort(-outputs, axis=1, kind="stable").tolist()
         inside = self.calibration.prediction_sets(outputs).tolist()
-        rows = zip(outputs.tolist(), given, best_first, inside, scores, outliers, strict=True)
+        rows = zip(outputs.tolist(), given, best_first, inside, scores, are_ood, strict=True)
         for probabilities, own, order, likely, score, is_ood in rows:
             answer = {
                 "labels": [label for label, is_given in zip(labels, own, strict=True) if is_given],

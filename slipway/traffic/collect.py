@@ -95,7 +95,7 @@ def summary(collected: SelectedRows, manifest: Bundle, out: Path, target_column:
     items = collected.items
     num_unlabelled = sum(item.truth is None for item in items)
     facts = [
-        f"{sum(item.is_ood for item in items)} outliers",
+        f"{sum(item.is_ood for item in items)} OOD rows",
         f"{sum(item.drifted for item in items)} from drifted windows",
     ]
     lines = [

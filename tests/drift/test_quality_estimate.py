@@ -173,7 +173,7 @@ def test_short_windows_widen_the_interval_without_making_the_estimate_invalid() 
 def test_estimate_is_invalid_if_too_many_rows_are_out_of_distribution() -> None:
     estimate, _ = _estimate(Population(hardness=0.2, strangeness=0.4), 7)
     assert not estimate.valid
-    assert "outliers" in estimate.reason
+    assert "rows are OOD" in estimate.reason
 
 
 def test_estimate_is_invalid_if_too_many_inputs_leave_the_reference_range() -> None:

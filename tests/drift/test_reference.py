@@ -70,9 +70,9 @@ def test_drift_json_with_one_altered_bit_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format_version": 1}, "has format version 1, this Slipway reads version 3"),
-        ({"colour": "red"}, "is not a drift reference of format 3"),
-        ({"inputs": None}, "is not a drift reference of format 3"),
+        ({"format_version": 1}, "has format version 1, this Slipway reads version 4"),
+        ({"colour": "red"}, "is not a drift reference of format 4"),
+        ({"inputs": None}, "is not a drift reference of format 4"),
     ],
 )
 def test_drift_json_of_another_format_is_refused(change: dict[str, object], message: str) -> None:

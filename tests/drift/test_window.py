@@ -77,8 +77,8 @@ def test_adding_no_rows_changes_nothing() -> None:
 
 def test_window_counts_outliers_and_rows_outside_the_range() -> None:
     features = features_of_rows(ORDINARY.draw(np.random.default_rng(5), 300))
-    scores, far = REFERENCE.outlier_column, REFERENCE.column("column x3")
+    scores, far = REFERENCE.ood_column, REFERENCE.column("column x3")
     features[:40, scores], features[100:130, far] = 0.76, 50.0
     inside, window = _window(features[130:]), _window(features)
-    assert window.num_outliers - inside.num_outliers == 40
+    assert window.num_ood - inside.num_ood == 40
     assert window.num_outside - inside.num_outside >= 30

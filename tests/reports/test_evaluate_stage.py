@@ -109,7 +109,7 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
         "slices_too_small",
         "by_target",
         "coverage",
-        "outliers",
+        "ood_fraction",
         "calibration",
     }
     table = read_table(evaluate.PREDICTIONS, predictions_schema("image_regression"))

@@ -90,7 +90,7 @@ def write_run(
     labels = ["ape", "bee"] if task == "image_classification" else []
     names = ("accuracy", "f1_macro") if labels else ("rmse", "r2")
     manifest = Bundle(
-        format_version=7,
+        format_version=8,
         task=task,
         input=INPUT,
         input_name="image",
@@ -113,7 +113,7 @@ def write_run(
     )
     write_manifest(folder, manifest)
     certificate = Certificate(
-        format_version=4,
+        format_version=5,
         status="certified",
         gates=verdict_of(gates),
         gate_results=list(gates),

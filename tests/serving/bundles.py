@@ -336,7 +336,7 @@ def _write_manifest(
     task: Task = f"{kinds[contract.kind]}_{target}"
     output_kind = "probabilities" if labels else "value"
     manifest = Bundle(
-        format_version=7,
+        format_version=8,
         task=task,
         input=contract,
         input_name=input_name(contract),
@@ -458,7 +458,7 @@ def certify(
     """Write a certificate for `bundle` to `path`, with a passed gate unless `gates` are given."""
     results = [gate()] if gates is None else gates
     content: dict[str, Any] = {
-        "format_version": 4, "user_code": [], "gates": verdict_of(results), "gate_results": results,
+        "format_version": 5, "user_code": [], "gates": verdict_of(results), "gate_results": results,
         "status": status, "metric": "accuracy", "bundle_digest": bundle.digest,
         "engine_digest": engine_digest, "digests": {},
         "hops": hops if hops is not None else [hop()], "hardware": {}, "versions": versions or {},

@@ -42,9 +42,16 @@ WRITERS = {
     ),
     "data/packed/manifest.json": ("slipway/data/store/packed.py", "slipway/inputs/images.py"),
     "artifacts/rebuilt_engine/target_certificate.json": ("slipway/runtimes/rebuild.py",),
-    "artifacts/bundle/drift.json": ("slipway/drift/image_features.py",),
+    "artifacts/bundle/drift.json": (
+        "slipway/drift/image_features.py",
+        "slipway/drift/reference.py",
+    ),
+    "artifacts/certificate.json": ("slipway/artifacts/certificate.py",),
     "artifacts/capacity.json": ("slipway/serving/load_test/card.py",),
-    "metrics/evaluate.json": ("slipway/reports/evaluation/record.py",),
+    "metrics/evaluate.json": (
+        "slipway/reports/evaluation/record.py",
+        "slipway/reports/evaluation/uncertainty.py",
+    ),
     "artifacts/calibration.json": ("slipway/artifacts/uncertainty.py",),
     "GET /rollout": ("slipway/serving/rollout/reports.py",),
     "GET /model": ("slipway/predictor/model.py", "slipway/artifacts/uncertainty.py"),

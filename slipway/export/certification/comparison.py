@@ -120,7 +120,7 @@ class HopComparison:
         metric, problems = self._metric(measured)
         changes = self._changes(measured) if metric else {}
         distances = measure_distances(measured, expected, self.rows.ids)
-        bounds = self._bounds(expected, tolerance, before.outliers)
+        bounds = self._bounds(expected, tolerance, before.ood_fraction)
         problems += _changed_execution(requested, measured.actual)
         problems += _difference_problems(distances, bounds, tolerance.noise)
         problems += _score_problems(distances.score, bounds)
@@ -129,7 +129,7 @@ class HopComparison:
         # One flipped row may cost macro F1 more than 1 / N, so one row is always allowed.
         is_one_row = self._has_changed_one_row(measured)
         beyond_budget = [loss.problem() for loss in losses if loss.is_proven and not is_one_row]
-        beyond_budget += _outlier_problems(self._outliers(measured), bounds)
+        beyond_budget += _ood_problems(self._ood_fraction(measured), bounds)
         remarks = [loss.remark() for loss in losses if loss.is_seen]
 
         must_agree = tolerance.is_served or _is_another_model(measured, expected)
@@ -158,7 +158,7 @@ class HopComparison:
             "requested": requested,
             "actual": measured.actual,
             "rows": len(self.rows.ids),
-            "outliers": self._outliers(measured),
+            "ood_fraction": self._ood_fraction(measured),
             "metric": metric,
             "latency_ms": measured.latency_ms,
             "rows_per_second": measured.rows_per_second,
@@ -220,7 +220,7 @@ class HopComparison:
             rows=found.rows,
         )
 
-    def _outliers(self, measured: Measurement) -> Metric | None:
+    def _ood_fraction(self, measured: Measurement) -> Metric | None:
         """Return the fraction of rows flagged as OOD, with its interval.
 
         Returns None without a usable score.
@@ -231,9 +231,9 @@ class HopComparison:
         return ood_fraction(scores, calibration, self._resampling.confidence)
 
     def _bounds(
-        self, expected: Measurement, tolerance: Tolerance, outliers: Metric | None
+        self, expected: Measurement, tolerance: Tolerance, flagged: Metric | None
     ) -> HopBounds:
-        max_difference = max_score_difference = max_outliers = None
+        max_difference = max_score_difference = max_ood_fraction = None
         if tolerance.max_difference is not None:
             scale = (
                 1.0 if self._target.has_classes else max(1.0, float(np.abs(expected.outputs).max()))
@@ -241,13 +241,13 @@ class HopComparison:
             score_scale = 1.0 if expected.scores is None else max(1.0, float(expected.scores.max()))
             max_difference = tolerance.max_difference * scale + tolerance.noise
             max_score_difference = tolerance.max_difference * score_scale + tolerance.score_noise
-        if tolerance.max_metric_loss is not None and outliers and expected.calibration:
-            max_outliers = outliers.high + expected.calibration.ood.fraction
+        if tolerance.max_metric_loss is not None and flagged and expected.calibration:
+            max_ood_fraction = flagged.high + expected.calibration.ood.fraction
         return HopBounds(
             max_difference=max_difference,
             max_score_difference=max_score_difference,
             max_metric_loss=tolerance.max_metric_loss,
-            max_outliers=max_outliers,
+            max_ood_fraction=max_ood_fraction,
         )
 
     def _losses(
@@ -381,12 +381,12 @@ def _score_problems(largest: float | None, bounds: HopBounds) -> list[str]:
     ]
 
 
-def _outlier_problems(found: Metric | None, bounds: HopBounds) -> list[str]:
-    if found is None or bounds.max_outliers is None or found.low <= bounds.max_outliers:
+def _ood_problems(found: Metric | None, bounds: HopBounds) -> list[str]:
+    if found is None or bounds.max_ood_fraction is None or found.low <= bounds.max_ood_fraction:
         return []
     return [
         f"{found.value:.1%} of the rows are flagged as OOD, {found.low:.1%} at the mild end of "
-        f"its interval, expected at most {bounds.max_outliers:.1%}"
+        f"its interval, expected at most {bounds.max_ood_fraction:.1%}"
     ]
 
 

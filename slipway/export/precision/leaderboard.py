@@ -228,7 +228,9 @@ def _quality(variant: str, answers: Answers, expected: Answers, contest: Contest
         "metric": metrics[name],
         "metric_loss": metric_loss(task, targets, reference, found, resampling, (of_fp32, own)),
         "max_difference": float(np.abs(found - reference).max()),
-        "outliers": ood_fraction(answers.scores, calibration, confidence) if calibration else None,
+        "ood_fraction": ood_fraction(answers.scores, calibration, confidence)
+        if calibration
+        else None,
         "score_rank": score_rank(answers.scores, expected.scores),
     }
 

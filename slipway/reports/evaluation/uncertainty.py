@@ -45,7 +45,7 @@ class UncertaintyReport:
         coverage = {"coverage": fraction_of(held, confidence)} if held is not None else {}
         is_ood = self.calibration.is_ood(self.answers.scores)
         measured = coverage | self._class_metrics() | self._decision_metrics()
-        return measured | {"outliers": fraction_of(is_ood, confidence)}
+        return measured | {"ood_fraction": fraction_of(is_ood, confidence)}
 
     @property
     def warnings(self) -> list[str]:

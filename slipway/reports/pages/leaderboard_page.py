@@ -121,7 +121,7 @@ def _answers(name: str, lines: Sequence[LeaderboardLine], board: Leaderboard) ->
                 _memory(figures),
             ]
         )
-        ood, rank = figures.outliers, figures.score_rank
+        ood, rank = figures.ood_fraction, figures.score_rank
         flagged = [f"{ood.value:.1%}", f"{ood.low:.1%} to {ood.high:.1%}"] if ood else ["", ""]
         ood_rows.append([line.variant, *flagged, "" if rank is None else f"{rank:.2f}"])
     ood_columns = ["variant", "flagged as OOD", "interval", "order of scores"]
@@ -129,7 +129,7 @@ def _answers(name: str, lines: Sequence[LeaderboardLine], board: Leaderboard) ->
     intervals = {
         line.variant: IntervalRow(line.figures.metric, line=values.get("fp32")) for line in lines
     }
-    has_threshold = any(line.figures.outliers for line in lines)
+    has_threshold = any(line.figures.ood_fraction for line in lines)
     text = "No row is flagged as OOD: the validation rows were too few for a threshold."
     return section(
         f"Answers on the {name}",

@@ -83,7 +83,7 @@ def verify_page(certificate: Certificate, answered: HopAnswers, contract: InputC
         section("How far from the trained network", _difference_bars(compared)),
         _agreement(hops, has_classes),
         _changes(hops, certificate.metric),
-        _flagged_rows(hops) if any(hop.outliers for hop in hops) else None,
+        _flagged_rows(hops) if any(hop.ood_fraction for hop in hops) else None,
         *(_flips(shown, answered, contract) if has_classes else []),
         _worst(shown, answered, contract),
         _speed(hops),
@@ -192,7 +192,7 @@ def _agreement(hops: Sequence[Hop], has_classes: bool) -> Html:
 
 
 def _flagged_rows(hops: Sequence[Hop]) -> Html:
-    rows = [_flagged_row(hop, hop.outliers) for hop in hops if hop.outliers]
+    rows = [_flagged_row(hop, hop.ood_fraction) for hop in hops if hop.ood_fraction]
     note = (
         "Rows above the hop's own threshold are flagged as OOD. The lower bound of their fraction "
         "may reach the trained network's upper bound plus evaluate.ood_fraction. The order of "
@@ -205,7 +205,7 @@ def _flagged_rows(hops: Sequence[Hop]) -> Html:
 
 
 def _flagged_row(hop: Hop, found: Metric) -> list[str]:
-    most = hop.allowed.max_outliers if hop.allowed else None
+    most = hop.allowed.max_ood_fraction if hop.allowed else None
     return [
         hop.name,
         f"{found.value:.1%}",

@@ -55,7 +55,7 @@ class MonitoringMetrics(Collector):
             registry=registry,
         )
         self._confidence = HistogramTally(confidence, CONFIDENCES)
-        self.outliers = Counter(
+        self.ood_rows = Counter(
             "slipway_ood_rows", "Rows unlike the training rows.", registry=registry
         )
         self.missing_values = Counter(

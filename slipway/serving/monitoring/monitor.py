@@ -192,7 +192,7 @@ class TrafficMonitor:
         if model.has_classes:
             self._metrics.count_classes(counts.labels)
             self._metrics.count_confidences(counts.confidences, counts.confidence_sum)
-        self._metrics.outliers.inc(counts.num_outliers)
+        self._metrics.ood_rows.inc(counts.num_ood)
         if model.has_missing_indicators:
             num_missing = sum(model.num_missing_values(inputs) for inputs in counts.inputs)
             self._metrics.missing_values.inc(num_missing)

@@ -34,7 +34,7 @@ Request = TypeVar("Request")
 
 
 class RowCounts:
-    """Counts of all rows that one model predicted: labels, confidences, outliers."""
+    """Counts of all rows that one model predicted: labels, confidences, OOD rows."""
 
     __slots__ = (
         "bundle",
@@ -44,7 +44,7 @@ class RowCounts:
         "has_labels",
         "inputs",
         "labels",
-        "num_outliers",
+        "num_ood",
         "num_rows",
         "variant",
     )
@@ -53,7 +53,7 @@ class RowCounts:
         self.bundle, self.variant = bundle, variant
         self.has_columns = isinstance(bundle.manifest.input, ColumnContract)
         self.has_labels = bundle.manifest.output.kind == "probabilities"
-        self.num_rows = self.num_outliers = 0
+        self.num_rows = self.num_ood = 0
         self.labels: Counter[str] = Counter()
         self.confidences = list(_NO_BUCKETS)  # counts by the bounds of CONFIDENCES
         self.confidence_sum = 0.0
@@ -63,8 +63,8 @@ class RowCounts:
         """Add rows to the counts, without keeping their inputs."""
         if not rows:
             return
-        labels, confidences, are_outliers = zip(*rows, strict=True)
-        self.num_outliers += are_outliers.count(True)
+        labels, confidences, are_ood = zip(*rows, strict=True)
+        self.num_ood += are_ood.count(True)
         if self.has_labels:
             self.labels.update(labels)
             probabilities = np.array(confidences)
@@ -84,7 +84,7 @@ class RowCounts:
         labels: dict[str, int],
         confidences: Sequence[int],
         confidence_sum: float,
-        num_outliers: int,
+        num_ood: int,
         num_rows: int,
     ) -> None:
         """Add counts from elsewhere: rows by label and by confidence, but no inputs."""
@@ -93,7 +93,7 @@ class RowCounts:
             mine + its for mine, its in zip(self.confidences, confidences, strict=True)
         ]
         self.confidence_sum += confidence_sum
-        self.num_outliers += num_outliers
+        self.num_ood += num_ood
         self.num_rows += num_rows
 
 
@@ -115,7 +115,7 @@ class RunningCounts:
         self._waiting: deque[Counted] = deque()
         self._labels: dict[str, int] = {}  # values at the last reading, like the next four
         self._confidences: Sequence[int] = _NO_BUCKETS
-        self._confidence_sum, self._num_outliers, self._num_rows = 0.0, 0, 0
+        self._confidence_sum, self._num_ood, self._num_rows = 0.0, 0, 0
         self._num_direct = 0  # rows that the monitoring thread counted, which are not in the totals
         self._num_seen = 0  # rows at the last call of `was_added_to`
 
@@ -144,7 +144,7 @@ class RunningCounts:
         """
         totals = self.totals
         labels, confidences = dict(totals.labels), tuple(totals.confidences)
-        confidence_sum, num_outliers = totals.confidence_sum, totals.num_outliers
+        confidence_sum, num_ood = totals.confidence_sum, totals.num_ood
         num_rows = totals.num_rows
         new_labels = {
             label: count - self._labels.get(label, 0)
@@ -155,12 +155,12 @@ class RunningCounts:
             new_labels,
             [now - before for now, before in zip(confidences, self._confidences, strict=True)],
             confidence_sum - self._confidence_sum,
-            num_outliers - self._num_outliers,
+            num_ood - self._num_ood,
             num_rows - self._num_rows,
         )
         counts.inputs.extend(totals.inputs.popleft() for _ in range(len(totals.inputs)))
         self._labels, self._confidences = labels, confidences
-        self._confidence_sum, self._num_outliers = confidence_sum, num_outliers
+        self._confidence_sum, self._num_ood = confidence_sum, num_ood
         self._num_rows = num_rows
         num_before = counts.num_rows
         self._count_into(counts)

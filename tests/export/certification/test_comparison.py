@@ -211,8 +211,8 @@ def test_the_flagged_fraction_and_the_rank_correlation_of_scores_are_recorded() 
     hop = compare_scores(ORDINARY, BUDGET)
     assert hop.status == "agrees"
     assert hop.score_rank == pytest.approx(1.0)
-    assert hop.outliers is not None
-    assert (hop.outliers.value, hop.outliers.rows) == (0.05, 100)
+    assert hop.ood_fraction is not None
+    assert (hop.ood_fraction.value, hop.ood_fraction.rows) == (0.05, 100)
     assert compare_scores(ORDINARY[::-1].copy(), BUDGET).score_rank == pytest.approx(-1.0)
 
 

@@ -63,7 +63,7 @@ def test_coverage_and_set_size_match_hand_counts() -> None:
         found.metrics["coverage"].value
         == sets[np.arange(NUM_ROWS), found.targets.astype(int)].mean()
     )
-    assert found.metrics["outliers"].value == pytest.approx(
+    assert found.metrics["ood_fraction"].value == pytest.approx(
         0.25, abs=0.03
     )  # scores are uniform, the threshold is 0.75
 
@@ -75,9 +75,9 @@ def test_sets_of_every_label_have_full_coverage() -> None:
 
 def test_intervals_of_a_numeric_target_reach_their_coverage() -> None:
     found = numbers().metrics
-    assert set(found) == {"coverage", "outliers"}
+    assert set(found) == {"coverage", "ood_fraction"}
     assert found["coverage"].value == pytest.approx(0.683, abs=0.03)
-    assert set(numbers(None).metrics) == {"outliers"}
+    assert set(numbers(None).metrics) == {"ood_fraction"}
 
 
 def test_reliability_bins_match_accuracy_only_for_a_calibrated_network() -> None:

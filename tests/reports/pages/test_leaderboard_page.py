@@ -124,7 +124,7 @@ def test_leaderboard_text_names_a_variant_whose_ood_scores_lost_their_order(
 
     def with_rank(rank: float | None) -> Leaderboard:
         found = board.lines[1].figures.model_copy(
-            update={"score_rank": rank, "outliers": Metric.model_validate(share)}
+            update={"score_rank": rank, "ood_fraction": Metric.model_validate(share)}
         )
         return board.model_copy(
             update={

@@ -77,7 +77,7 @@ def make_page(
         )
         answers["http"] = near
     certificate = Certificate(
-        format_version=4,
+        format_version=5,
         gates="missed",
         gate_results=[gate(), gate(0.5, name=EVIL), gate(None, name="roc_auc")],
         status="refused" if breaks else "certified",
@@ -176,12 +176,14 @@ def test_the_verify_page_shows_flagged_rows_with_the_allowed_fraction() -> None:
     assert "<h2>Out of distribution</h2>" not in document  # nothing counted them
     share = Metric(value=0.61, low=0.512, high=0.7, confidence=0.95, rows=NUM_ROWS)
     allowed = HopBounds(
-        max_difference=None, max_score_difference=None, max_metric_loss=0.1, max_outliers=0.162
+        max_difference=None, max_score_difference=None, max_metric_loss=0.1, max_ood_fraction=0.162
     )
     section = _flagged_rows(
         [
             hops[0],
-            hops[1].model_copy(update={"outliers": share, "allowed": allowed, "score_rank": 0.27}),
+            hops[1].model_copy(
+                update={"ood_fraction": share, "allowed": allowed, "score_rank": 0.27}
+            ),
         ]
     )
     for text in ("61.0%", "51.2% to 70.0%", "16.2%", "0.2700"):

@@ -43,7 +43,7 @@ from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 
 
 def newer_format(root: Path) -> None:
     content = json.loads((root / "bundle/bundle.json").read_text())
-    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 8}))
+    (root / "bundle/bundle.json").write_text(json.dumps(content | {"format_version": 9}))
 
 
 def older_format(root: Path) -> None:
@@ -70,8 +70,8 @@ def test_certified_bundle_is_loaded_and_predicts(make_settings: MakeSettings) ->
         (lambda root: (root / "bundle/model_fp32.onnx").unlink(), BundleError, "is missing"),
         (lambda root: (root / "bundle/bundle.json").unlink(), BundleError, "is not a bundle"),
         (lambda root: (root / "bundle/bundle.json").write_text("{"), BundleError, "is not JSON"),
-        (newer_format, BundleError, "format version 8"),
-        (older_format, BundleError, "format version 4, this Slipway reads version 7"),
+        (newer_format, BundleError, "format version 9"),
+        (older_format, BundleError, "format version 4, this Slipway reads version 8"),
         (
             lambda root: (root / "certificate.json").unlink(),
             CertificateError,

@@ -75,7 +75,7 @@ def test_auto_serves_the_variant_that_export_chose_and_model_info_gives_the_reas
 def test_variant_with_its_own_calibration_is_served_with_it(
     certified: Path, make_settings: MakeSettings, variant: str, num_inside: int, is_ood: bool
 ) -> None:
-    """Control: in fp32 sets have labels from 0.25, and outliers begin at 0.75."""
+    """Control: in fp32 sets have labels from 0.25, and OOD scores begin at 0.75."""
     plain = bundle_with_variants(certified / "bundle").manifest
     own = plain.calibration.model_copy(
         update={

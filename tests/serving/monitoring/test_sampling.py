@@ -107,7 +107,7 @@ def test_running_counts_are_exact_while_two_threads_use_them(
     running.move_to(found)
     assert found.num_rows == 100_000
     assert found.labels == {"grey": 20_000, "dark": 80_000}
-    assert found.num_outliers == 80_000
+    assert found.num_ood == 80_000
     assert sum(found.confidences) == 100_000
     assert found.confidence_sum == pytest.approx(20_000 * 0.5 + 80_000)
     assert not running.is_new

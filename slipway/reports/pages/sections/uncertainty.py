@@ -17,7 +17,7 @@ _NAMES = {
     "log_loss_before": "Log loss before",
     "cost": "Cost of a row",
     "abstained": "Left to a person",
-    "outliers": "Flagged as OOD",
+    "ood_fraction": "Flagged as OOD",
 }
 
 
