@@ -112,12 +112,12 @@ class LabelDesk:
         return None
 
     def answer(self, content: Any) -> None:
-        """Record an answer of the page: a label, or None as `truth` to skip the row.
+        """Record an answer of the page: a label, or None as `ground_truth` to skip the row.
 
         Raises LabelError if the queue has no such row, or if the label is invalid.
         """
         row = self.row_of(content)
-        truth = content.get("truth")
+        truth = content.get("ground_truth")
         if truth is not None:
             self._item(row, truth)  # raises LabelError for an invalid label
         decided = self.queue.give(row, self.labeller, truth)
@@ -163,7 +163,7 @@ class LabelDesk:
         return reading_postgres(url, FEEDBACK_SCHEMA) if url else self._database.transaction()
 
     def _item(self, row: QueuedRow, truth: Any) -> Any:
-        body = json.dumps({"request_id": row.request_id, "item": row.item, "truth": truth})
+        body = json.dumps({"request_id": row.request_id, "item": row.item, "ground_truth": truth})
         try:
             items, _ = read_feedback(body.encode(), self.manifest, row.item + 1)
         except Refusal as error:

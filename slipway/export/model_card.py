@@ -254,8 +254,8 @@ def _uncertainty(facts: CardFacts) -> Iterator[str]:
     else:
         kind = "a set of labels" if facts.target.has_classes else "an interval"
         yield (
-            f"Each answer has {kind} made to contain the truth for {conformal.coverage:.0%} of "
-            f"rows like the validation rows (conformal prediction, {conformal.rows:,} rows). "
+            f"Each answer has {kind} made to contain the true value for {conformal.coverage:.0%} "
+            f"of rows like the validation rows (conformal prediction, {conformal.rows:,} rows). "
             f"{_on_test('It does', measured.get('coverage'))}"
         )
     if ood.threshold is None:

@@ -60,7 +60,7 @@ def open_desk(tmp_path: Path, labeller: str, opinions: int = 1) -> LabelDesk:
 
 
 def answer(name: str, truth: Any) -> dict[str, Any]:
-    return {"request_id": name, "item": 0, "truth": truth}
+    return {"request_id": name, "item": 0, "ground_truth": truth}
 
 
 def callers(state: Path) -> dict[str, tuple[str | None, str | None]]:

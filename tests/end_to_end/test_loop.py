@@ -137,7 +137,7 @@ def test_labels_lead_to_a_promoted_model_that_started_from_the_served_weights(
             some = rows[begin : begin + BATCH]
             name = ask(service, some)
             labels = [
-                {"request_id": name, "item": item, "truth": row["bought"]}
+                {"request_id": name, "item": item, "ground_truth": row["bought"]}
                 for item, row in enumerate(some)
             ]
             sent = plain_http.post(f"{service}/feedback", json={"feedback": labels})

@@ -202,7 +202,7 @@ def test_an_answered_text_is_replayed_and_collected_with_its_feedback(
 ) -> None:
     row = {"text": "the night ferry was late again"}
     request_id = plain_http.post(f"{service}/predict", json=row).json()["request_id"]
-    truth = {"feedback": [{"request_id": request_id, "truth": "food"}]}
+    truth = {"feedback": [{"request_id": request_id, "ground_truth": "food"}]}
     assert plain_http.post(f"{service}/feedback", json=truth).status_code in (200, 202)
     wait_for_request(verified.path / LOG, request_id)
     variables = verified.environment() | {"PYTHONPATH": str(verified.path)}

@@ -165,7 +165,7 @@ def test_page_shows_drift_and_quality_of_the_status(tmp_path: Path) -> None:
             answer = plain_http.post(
                 server.url + "/predict", content=image, headers={"content-type": "image/png"}
             ).json()
-        truth = {"request_id": answer["request_id"], "truth": answer["label"]}
+        truth = {"request_id": answer["request_id"], "ground_truth": answer["label"]}
         assert plain_http.post(server.url + "/feedback", json=truth).status_code in (200, 202)
         live = "document.querySelector('#live-content').innerText"
         await tab.wait_for(f"{live}.includes('differs from the validation rows')")

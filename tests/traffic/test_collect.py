@@ -114,7 +114,10 @@ def served(
                 labels[number] = others[0] if number % 4 == 0 else predicted[number]
         await send_labels(
             client,
-            [{"request_id": f"id-{number}", "truth": labels[number]} for number in range(40)],
+            [
+                {"request_id": f"id-{number}", "ground_truth": labels[number]}
+                for number in range(40)
+            ],
         )
 
     run(settings, work)
@@ -214,7 +217,7 @@ def test_clean_accepts_collected_table_rows(
             await send_labels(
                 client,
                 [
-                    {"request_id": name, "item": item, "truth": answer["label"]}
+                    {"request_id": name, "item": item, "ground_truth": answer["label"]}
                     for item, answer in enumerate(answers)
                 ],
             )
@@ -255,7 +258,7 @@ def test_collect_writes_one_row_for_each_picture_of_a_request(
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         files = [("image", (f"{number}.png", payload)) for number, payload in enumerate(payloads)]
         await client.post("/predict", files=files, headers={"x-request-id": "three"})
-        await send_labels(client, [{"request_id": "three", "item": 2, "truth": "dark"}])
+        await send_labels(client, [{"request_id": "three", "item": 2, "ground_truth": "dark"}])
 
     run(settings, work)
     (row,) = collected(settings, tmp_path / "out.parquet")
@@ -275,7 +278,7 @@ def test_collect_uses_the_last_label_and_prediction_of_a_reused_id(
             )
             await asyncio.sleep(0.01)
         for label in ("dark", "bright"):
-            await send_labels(client, [{"request_id": "same", "truth": label}])
+            await send_labels(client, [{"request_id": "same", "ground_truth": label}])
 
     run(settings, work)
     (row,) = collected(settings, tmp_path / "out.parquet")
@@ -299,7 +302,7 @@ def test_label_joins_the_prediction_before_it_and_not_a_later_one_with_the_same_
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await client.post("/predict", content=picture(1), headers=PNG | {"x-request-id": "7"})
         await until(lambda: waits or num_predictions(worker.settings.state) == 1)
-        assert await send_labels(client, [{"request_id": "7", "truth": "dark"}]) != waits
+        assert await send_labels(client, [{"request_id": "7", "ground_truth": "dark"}]) != waits
         await asyncio.sleep(0.01)
         await client.post("/predict", content=picture(2), headers=PNG | {"x-request-id": "7"})
 

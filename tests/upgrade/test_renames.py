@@ -53,6 +53,10 @@ WRITERS = {
         "slipway/reports/evaluation/uncertainty.py",
     ),
     "artifacts/calibration.json": ("slipway/artifacts/uncertainty.py",),
+    "POST /feedback": (
+        "slipway/serving/monitoring/feedback.py",
+        "slipway/serving/monitoring/extension.py",
+    ),
     "GET /rollout": ("slipway/serving/rollout/reports.py",),
     "GET /model": ("slipway/predictor/model.py", "slipway/artifacts/uncertainty.py"),
     "POST /explain": ("slipway/predictor/model.py",),

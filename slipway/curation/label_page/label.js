@@ -45,7 +45,7 @@ function say(text) {
 }
 
 function give(truth) {
-  if (state?.row) ask("answer", { ...named(), truth });
+  if (state?.row) ask("answer", { ...named(), ground_truth: truth });
 }
 
 function named() {

@@ -97,16 +97,16 @@ def _describe(max_items: int, bundle: Bundle | None) -> Operation:
     truth = {"type": "string", "enum": labels} if labels else {"type": "number"}
     label = {
         "type": "object",
-        "required": ["request_id", "truth"],
+        "required": ["request_id", "ground_truth"],
         "properties": {
             "request_id": {"type": "string", "pattern": f"^{SANE_ID}$"},
             "item": {"type": "integer", "minimum": 0, "maximum": max_items - 1, "nullable": True},
-            "truth": truth if bundle else {},
+            "ground_truth": truth if bundle else {},
         },
         "additionalProperties": False,
     }
     example = json.dumps(
-        {"request_id": "9b2f6c1d8e7a4053", "truth": labels[0] if labels else 3.25},
+        {"request_id": "9b2f6c1d8e7a4053", "ground_truth": labels[0] if labels else 3.25},
         ensure_ascii=False,
     )
     return Operation(

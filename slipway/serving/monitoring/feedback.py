@@ -40,8 +40,8 @@ MAX_WAITING = 32  # most requests that wait for the thread
 JOINS_WITHIN_S = math.ceil(GATHER_S + MERGE_S)
 _MAX_VALUES = 6 * MAX_LABELS + 16  # brackets, commas and strings of MAX_LABELS labels
 SANE_ID = "[A-Za-z0-9._-]{1,64}"
-_KEYS = ("request_id", "item", "truth")
-_EXAMPLE = '{"request_id": "9b2f6c1d8e7a4053", "truth": ...}'
+_KEYS = ("request_id", "item", "ground_truth")
+_EXAMPLE = '{"request_id": "9b2f6c1d8e7a4053", "ground_truth": ...}'
 _MAX_SHOWN = 8
 ACCEPTED_FEEDBACK = (
     f'send {_EXAMPLE}, or {{"feedback": [...]}} with several, with content type application/json'
@@ -209,7 +209,7 @@ def _read_item(
             raise refuse(
                 "unknown_field", name[:80], f"there is no such key, expected {', '.join(_KEYS)}"
             )
-    for name in ("request_id", "truth"):
+    for name in ("request_id", "ground_truth"):
         if content.get(name) is None:
             raise refuse("missing_field", name, f"it is missing, expected {_EXAMPLE}")
     request_id, item = content["request_id"], content.get("item")
@@ -230,7 +230,9 @@ def _read_item(
             "out_of_range", "item", f"found {item}, expected a position from 0 to {max_items - 1}"
         )
     label, value = _read_label(
-        content["truth"], manifest, lambda code, message: refuse(code, "truth", message)
+        content["ground_truth"],
+        manifest,
+        lambda code, message: refuse(code, "ground_truth", message),
     )
     return FeedbackItem(request_id, item, label, value)
 

@@ -70,7 +70,7 @@ export function answerList(container, announce, facts) {
       const { content } = await call("feedback", {
         method: "POST",
         contentType: "application/json",
-        body: JSON.stringify({ request_id: entry.answer.request_id, truth }),
+        body: JSON.stringify({ request_id: entry.answer.request_id, ground_truth: truth }),
       });
       entry.feedback = content.joined ? "sent" : "waiting";
       announce(t(`feedback.${entry.feedback}`));
@@ -475,7 +475,7 @@ export function answerList(container, announce, facts) {
       ),
       html(
         "button",
-        { type: "submit", disabled: isSending, "data-focus": "truth" },
+        { type: "submit", disabled: isSending, "data-focus": "ground-truth" },
         t("feedback.send"),
       ),
       entry.feedbackProblem

@@ -66,7 +66,7 @@ def test_label_joins_its_prediction_and_a_corrected_label_replaces_it(
         wrong = next(label for label in LABELS if label != answer["label"])
         response = await client.post(
             "/feedback",
-            json={"request_id": "one", "truth": wrong},
+            json={"request_id": "one", "ground_truth": wrong},
             headers={"x-request-id": "sent"},
         )
         assert (response.status_code, response.json()) == (
@@ -80,7 +80,7 @@ def test_label_joins_its_prediction_and_a_corrected_label_replaces_it(
             )
         )
         response = await client.post(
-            "/feedback", json={"request_id": "one", "truth": answer["label"]}
+            "/feedback", json={"request_id": "one", "ground_truth": answer["label"]}
         )
         assert response.status_code == 200
         assert response.json()["duplicate"] is True
@@ -96,7 +96,9 @@ def test_label_joins_its_prediction_and_a_corrected_label_replaces_it(
 
 def test_label_that_arrives_before_its_prediction_waits_for_it(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        response = await client.post("/feedback", json={"request_id": "early", "truth": "dark"})
+        response = await client.post(
+            "/feedback", json={"request_id": "early", "ground_truth": "dark"}
+        )
         assert (response.status_code, response.json()["joined"]) == (202, False)
         assert counted(worker, "joined") == 0
         await predict(client, "early")
@@ -115,11 +117,13 @@ def test_response_to_an_early_label_states_the_expected_join_time(
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         await until(lambda: status_part(worker, "feedback")["state"] != "starting")  # merged once
         await predict(client, "now")
-        response = await client.post("/feedback", json={"request_id": "now", "truth": "dark"})
+        response = await client.post(
+            "/feedback", json={"request_id": "now", "ground_truth": "dark"}
+        )
         assert response.status_code == 202
         within_s = response.json()["joins_within_s"]
         assert sum(SHIPPED.values()) <= within_s
-        again = await client.post("/feedback", json={"request_id": "now", "truth": "dark"})
+        again = await client.post("/feedback", json={"request_id": "now", "ground_truth": "dark"})
         assert again.json()["duplicate"] is True
         assert again.json()["joins_within_s"] == within_s
         await until(lambda: counted(worker, "joined") == 1)
@@ -144,7 +148,8 @@ def test_response_to_a_label_that_cannot_join_later_states_no_join_time(
         )
         for _ in range(2):  # waiting for the monitor, then for the database
             response = await client.post(
-                "/feedback", json={"feedback": [label | {"truth": "dark"} for label in labels]}
+                "/feedback",
+                json={"feedback": [label | {"ground_truth": "dark"} for label in labels]},
             )
             answers = response.json()["feedback"]
             assert ["joins_within_s" in answer for answer in answers] == [False] * 3 + [True, False]
@@ -162,7 +167,7 @@ def test_label_of_an_unknown_request_expires_and_is_counted(
 
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         tidy_now(worker)
-        await client.post("/feedback", json={"request_id": "nobody", "truth": "dark"})
+        await client.post("/feedback", json={"request_id": "nobody", "ground_truth": "dark"})
         await until(lambda: counted(worker, "unknown_request") == 1)
         assert list(read_ground_truth(worker.settings.state)) == []
 
@@ -179,11 +184,12 @@ def test_labels_of_a_request_with_several_rows_must_name_their_item(
         ).json()["predictions"]
         await until(lambda: num_predictions(worker.settings.state) == 4)
         items = [
-            {"request_id": "list", "item": item, "truth": answer["label"]}
+            {"request_id": "list", "item": item, "ground_truth": answer["label"]}
             for item, answer in enumerate(answers)
         ]
         response = await client.post(
-            "/feedback", json={"feedback": [*items, {"request_id": "unknown", "truth": "dark"}]}
+            "/feedback",
+            json={"feedback": [*items, {"request_id": "unknown", "ground_truth": "dark"}]},
         )
         assert response.status_code == 202
         assert [one["joined"] for one in response.json()["feedback"]] == [
@@ -197,7 +203,8 @@ def test_labels_of_a_request_with_several_rows_must_name_their_item(
 
         error = error_of(
             await client.post(
-                "/feedback", json={"feedback": [items[0], {"request_id": "list", "truth": "dark"}]}
+                "/feedback",
+                json={"feedback": [items[0], {"request_id": "list", "ground_truth": "dark"}]},
             )
         )
         assert (error["code"], error["field"]) == ("missing_field", "feedback[1].item")
@@ -212,7 +219,7 @@ def test_waiting_label_without_item_is_invalid_for_a_request_with_several_rows(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        await client.post("/feedback", json={"request_id": "list", "truth": "dark"})
+        await client.post("/feedback", json={"request_id": "list", "ground_truth": "dark"})
         await client.post(
             "/predict",
             json={"rows": [table_row(1), table_row(2)]},
@@ -231,25 +238,34 @@ def test_waiting_label_without_item_is_invalid_for_a_request_with_several_rows(
         ({"feedback": []}, "no_rows", "feedback"),
         ({"feedback": {}}, "type_violation", "feedback"),
         ({"feedback": [7]}, "not_a_row", "feedback[0]"),
-        ({"request_id": "a"}, "missing_field", "truth"),
-        ({"truth": "dark"}, "missing_field", "request_id"),
-        ({"request_id": "a", "truth": None}, "missing_field", "truth"),
-        ({"request_id": "a", "truth": "dark", "label": 1}, "unknown_field", "label"),
-        ({"request_id": "../a", "truth": "dark"}, "type_violation", "request_id"),
-        ({"request_id": 7, "truth": "dark"}, "type_violation", "request_id"),
-        ({"request_id": "a", "truth": "blue"}, "unknown_label", "truth"),
-        ({"request_id": "a", "truth": 7}, "type_violation", "truth"),
-        ({"request_id": "a", "truth": ["dark"]}, "type_violation", "truth"),
-        ({"request_id": "a", "item": "0", "truth": "dark"}, "type_violation", "item"),
-        ({"request_id": "a", "item": True, "truth": "dark"}, "type_violation", "item"),
-        ({"request_id": "a", "item": -1, "truth": "dark"}, "out_of_range", "item"),
-        ({"request_id": "a", "item": 10**30, "truth": "dark"}, "type_violation", "item"),
+        ({"request_id": "a"}, "missing_field", "ground_truth"),
+        ({"ground_truth": "dark"}, "missing_field", "request_id"),
+        ({"request_id": "a", "ground_truth": None}, "missing_field", "ground_truth"),
+        ({"request_id": "a", "ground_truth": "dark", "label": 1}, "unknown_field", "label"),
+        ({"request_id": "../a", "ground_truth": "dark"}, "type_violation", "request_id"),
+        ({"request_id": 7, "ground_truth": "dark"}, "type_violation", "request_id"),
+        ({"request_id": "a", "ground_truth": "blue"}, "unknown_label", "ground_truth"),
+        ({"request_id": "a", "ground_truth": 7}, "type_violation", "ground_truth"),
+        ({"request_id": "a", "ground_truth": ["dark"]}, "type_violation", "ground_truth"),
+        ({"request_id": "a", "item": "0", "ground_truth": "dark"}, "type_violation", "item"),
+        ({"request_id": "a", "item": True, "ground_truth": "dark"}, "type_violation", "item"),
+        ({"request_id": "a", "item": -1, "ground_truth": "dark"}, "out_of_range", "item"),
+        ({"request_id": "a", "item": 10**30, "ground_truth": "dark"}, "type_violation", "item"),
         (
-            {"feedback": [{"request_id": "a", "truth": "dark"}, {"request_id": "b", "truth": "x"}]},
+            {
+                "feedback": [
+                    {"request_id": "a", "ground_truth": "dark"},
+                    {"request_id": "b", "ground_truth": "x"},
+                ]
+            },
             "unknown_label",
-            "feedback[1].truth",
+            "feedback[1].ground_truth",
         ),
-        ({"feedback": [{"request_id": "a", "truth": "dark"}] * 1001}, "too_many_rows", "feedback"),
+        (
+            {"feedback": [{"request_id": "a", "ground_truth": "dark"}] * 1001},
+            "too_many_rows",
+            "feedback",
+        ),
     ],
 )
 def test_invalid_feedback_is_refused_with_its_place(
@@ -271,8 +287,8 @@ def test_invalid_feedback_is_refused_with_its_place(
     [
         b"",
         b"{",
-        b'{"request_id": "a", "truth": NaN}',
-        b'{"truth": "dark", "truth": "dark"}',
+        b'{"request_id": "a", "ground_truth": NaN}',
+        b'{"ground_truth": "dark", "ground_truth": "dark"}',
         b"[" * 100_000,
     ],
 )
@@ -294,7 +310,7 @@ def test_error_for_a_wrong_content_type_shows_an_example_of_feedback(
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(await client.post("/feedback", content=b"{}", headers=PNG))
         assert error["code"] == "unsupported_media_type"
-        assert '"truth"' in error["message"]
+        assert '"ground_truth"' in error["message"]
         assert "row" not in error["message"]  # that is the body of /predict
 
     run(make_settings(), work)
@@ -307,7 +323,9 @@ def test_feedback_error_shows_values_as_json_so_that_numbers_differ_from_text(
     make_settings: MakeSettings, truth: Any, shown: str
 ) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        error = error_of(await client.post("/feedback", json={"request_id": "a", "truth": truth}))
+        error = error_of(
+            await client.post("/feedback", json={"request_id": "a", "ground_truth": truth})
+        )
         assert shown in error["message"]
 
     run(make_settings(), work)
@@ -336,7 +354,7 @@ def test_example_in_the_api_documentation_is_accepted(
 def test_one_request_may_hold_a_thousand_labels(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         items = [
-            {"request_id": f"id-{number}", "item": 0, "truth": "dark"}
+            {"request_id": f"id-{number}", "item": 0, "ground_truth": "dark"}
             for number in range(feedback.MAX_LABELS)
         ]
         response = await client.post("/feedback", json={"feedback": items})
@@ -360,7 +378,8 @@ def test_feedback_on_numeric_targets_gives_rmse_and_mse(
             answer = await predict(client, f"id-{number}", number)
             error = 1.0 if number % 2 else 3.0
             await client.post(
-                "/feedback", json={"request_id": f"id-{number}", "truth": answer["value"] + error}
+                "/feedback",
+                json={"request_id": f"id-{number}", "ground_truth": answer["value"] + error},
             )
         await until(lambda: metric(worker, "slipway_feedback_quality_rows") == 40)
         assert metric(worker, 'slipway_feedback_quality{metric="mse"}') == pytest.approx(5.0)
@@ -370,9 +389,9 @@ def test_feedback_on_numeric_targets_gives_rmse_and_mse(
         assert found["rmse"]["is_worse"] is True
         assert found["rmse"]["tested"]["value"] == 0.1
         refused = error_of(
-            await client.post("/feedback", json={"request_id": "id-1", "truth": "dark"})
+            await client.post("/feedback", json={"request_id": "id-1", "ground_truth": "dark"})
         )
-        assert (refused["code"], refused["field"]) == ("type_violation", "truth")
+        assert (refused["code"], refused["field"]) == ("type_violation", "ground_truth")
 
     run(make_settings(), work)
 
@@ -403,7 +422,9 @@ def test_metrics_and_status_show_the_same_quality_intervals(
             truth = (
                 answer["value"] + number if is_number else answer["label"] if number % 3 else wrong
             )
-            await client.post("/feedback", json={"request_id": f"id-{number}", "truth": truth})
+            await client.post(
+                "/feedback", json={"request_id": f"id-{number}", "ground_truth": truth}
+            )
         await until(lambda: metric(worker, "slipway_feedback_quality_rows") == 12)
         found = quality(worker)
         assert set(found) == ({"rmse", "mse"} if is_number else {"accuracy", "f1_macro"})
@@ -448,7 +469,9 @@ def test_tidy_keeps_the_newest_predictions_and_labels(make_settings: MakeSetting
             await predict(client, f"id-{number}")
         await until(lambda: num_predictions(worker.settings.state) == 150)
         for number in range(120):
-            await client.post("/feedback", json={"request_id": f"id-{number}", "truth": "dark"})
+            await client.post(
+                "/feedback", json={"request_id": f"id-{number}", "ground_truth": "dark"}
+            )
         tidy_now(worker)
         await until(lambda: num_predictions(worker.settings.state) == 100)
         assert len(list(read_ground_truth(worker.settings.state))) == 100
@@ -467,14 +490,16 @@ def test_locked_database_refuses_feedback_while_predictions_continue(
         await until(lambda: num_predictions(worker.settings.state) == 1)
         with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            response = await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
+            response = await client.post(
+                "/feedback", json={"request_id": "one", "ground_truth": "dark"}
+            )
             assert error_of(response)["code"] == "feedback_unavailable"
             assert response.headers["retry-after"] == "1"
             assert metric(worker, 'slipway_monitoring_errors_total{part="feedback"}') == 1
             await predict(client, "two")
             other.execute("ROLLBACK")
         assert (
-            await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
+            await client.post("/feedback", json={"request_id": "one", "ground_truth": "dark"})
         ).status_code == 200
         await until(lambda: num_predictions(worker.settings.state) == 2)
 
@@ -494,7 +519,7 @@ def test_error_for_a_full_feedback_queue_has_a_separate_code(
         with closing(sqlite3.connect(settings.state / DATABASE, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")  # the first request waits
             requests = [
-                client.post("/feedback", json={"request_id": "one", "truth": "dark"})
+                client.post("/feedback", json={"request_id": "one", "ground_truth": "dark"})
                 for _ in range(3)
             ]
             answers = sorted(await asyncio.gather(*requests), key=lambda answer: answer.status_code)
@@ -518,7 +543,7 @@ def test_error_for_a_full_feedback_queue_has_a_separate_code(
 def test_feedback_is_unavailable_if_monitoring_is_off(make_settings: MakeSettings) -> None:
     async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
         error = error_of(
-            await client.post("/feedback", json={"request_id": "one", "truth": "dark"})
+            await client.post("/feedback", json={"request_id": "one", "ground_truth": "dark"})
         )
         assert error["code"] == "feedback_unavailable"
         assert "SLIPWAY_MONITORING" in error["message"]

@@ -300,7 +300,9 @@ def test_wrong_prediction_counts_against_a_canary_even_if_its_label_came_first(
         )
         for request_id, truth in (("right-0", label), ("wrong-0", other)):
             assert (
-                await client.post("/feedback", json={"request_id": request_id, "truth": truth})
+                await client.post(
+                    "/feedback", json={"request_id": request_id, "ground_truth": truth}
+                )
             ).status_code == 202
         await send(client, [picture], "right-")
         await send(client, [picture], "wrong-")

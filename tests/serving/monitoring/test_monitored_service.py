@@ -161,7 +161,8 @@ def test_rows_of_two_workers_count_once_even_if_workers_are_killed(tmp_path: Pat
         labels = [predict_label(server, number, name) for number, name in enumerate(names)]
         until(lambda: rows_in(database) == before + 100)
         items = [
-            {"request_id": name, "truth": label} for name, label in zip(names, labels, strict=True)
+            {"request_id": name, "ground_truth": label}
+            for name, label in zip(names, labels, strict=True)
         ]
         response = CLIENT.post(server.url + "/feedback", json={"feedback": items})
         assert response.status_code in (

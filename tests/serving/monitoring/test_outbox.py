@@ -181,7 +181,7 @@ def test_label_and_prediction_of_two_services_join_once_although_the_database_is
 
 def feedback(server: Server, names: list[str]) -> int:
     """Send the labels of several requests in one body. Returns the status."""
-    items = [{"request_id": name, "truth": "dark"} for name in names]
+    items = [{"request_id": name, "ground_truth": "dark"} for name in names]
     content = {"feedback": items}
     return plain_http.post(server.url + "/feedback", json=content).status_code
 

@@ -195,7 +195,8 @@ def test_a_command_with_a_running_worker_prints_no_warning(
 async def send_feedback(client: Any, answers: list[tuple[str, str]], *, wrong: bool) -> int:
     """Send labels until all requests are stored. Returns the number of joined labels."""
     labels = [
-        {"request_id": one, "truth": LABELS[LABELS.index(label) - wrong]} for one, label in answers
+        {"request_id": one, "ground_truth": LABELS[LABELS.index(label) - wrong]}
+        for one, label in answers
     ]
     joined: set[str] = set()
     for _ in range(100):
