@@ -14,7 +14,7 @@ from slipway.system.contract import Contract
 class Attempt(Contract):
     """One attempt to quantize a static int8 graph."""
 
-    calibrator: Literal["minmax", "percentile", "entropy"]
+    range_method: Literal["minmax", "percentile", "entropy"]
     in_fp32: list[str]  # layers that were not quantized
     metric_loss: float | None  # on validation rows; null for answers that are not finite
 

@@ -31,6 +31,10 @@ WRITERS = {
         "slipway/artifacts/uncertainty.py",
         "slipway/inputs/images.py",
     ),
+    "reports/leaderboard.json": (
+        "slipway/artifacts/leaderboard.py",
+        "slipway/artifacts/bundle.py",
+    ),
     "artifacts/pruned/model.json": ("slipway/training/pruning/result.py",),
     "reports/prune.json": ("slipway/training/pruning/run.py",),
     "reports/split.json": ("slipway/data/splits/report.py",),

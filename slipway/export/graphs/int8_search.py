@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.leaderboard import Attempt
 from slipway.export.graphs.graph import onnx_answers
-from slipway.export.graphs.quantization import CALIBRATORS, Calibrator, StaticQuantizer
+from slipway.export.graphs.quantization import RANGE_METHODS, RangeMethod, StaticQuantizer
 
 Loss = Callable[[bytes], float]
 LIMIT_S = 60.0
@@ -42,20 +42,22 @@ def search(
     attempts: list[Attempt] = []
     graphs: list[tuple[float, bytes]] = []
 
-    def is_enough(calibrator: Calibrator, in_fp32: list[str]) -> bool:
-        graph = quantizer.graph(calibrator, in_fp32)
+    def is_enough(range_method: RangeMethod, in_fp32: list[str]) -> bool:
+        graph = quantizer.graph(range_method, in_fp32)
         lost = loss(graph)
         metric_loss = lost if math.isfinite(lost) else None
-        attempts.append(Attempt(calibrator=calibrator, in_fp32=in_fp32, metric_loss=metric_loss))
+        attempts.append(
+            Attempt(range_method=range_method, in_fp32=in_fp32, metric_loss=metric_loss)
+        )
         graphs.append((lost, graph))
         graphs[:] = [min(graphs, key=lambda found: found[0])]  # a graph may be large
         return lost <= budget + _ROUNDING
 
-    for calibrator in CALIBRATORS:
-        if (not attempts or time.monotonic() < deadline) and is_enough(calibrator, []):
+    for range_method in RANGE_METHODS:
+        if (not attempts or time.monotonic() < deadline) and is_enough(range_method, []):
             break
     else:
-        best = min(attempts, key=lambda attempt: attempt.loss).calibrator
+        best = min(attempts, key=lambda attempt: attempt.loss).range_method
         order = most_sensitive_first(quantizer, best, fp32, rows, deadline)
         for power in range(int(_MAX_FRACTION_IN_FP32 * len(order)).bit_length()):
             if time.monotonic() > deadline or is_enough(best, order[: 2**power]):
@@ -65,7 +67,7 @@ def search(
 
 def most_sensitive_first(
     quantizer: StaticQuantizer,
-    calibrator: Calibrator,
+    range_method: RangeMethod,
     fp32: bytes,
     rows: NDArray[Any],
     deadline: float,
@@ -80,6 +82,6 @@ def most_sensitive_first(
     for layer in quantizer.layers:
         if time.monotonic() > deadline:
             break
-        answers = onnx_answers(quantizer.graph(calibrator, only=layer), sample).outputs
+        answers = onnx_answers(quantizer.graph(range_method, only=layer), sample).outputs
         changes[layer] = float(np.square(answers.astype(np.float64) - reference).mean())
     return sorted(quantizer.layers, key=lambda layer: -changes.get(layer, 0.0))

@@ -22,8 +22,8 @@ from slipway.runtimes.cpu_int8 import weight_bits
 from slipway.runtimes.onnx_runtime import import_onnxruntime
 from slipway.system import files
 
-Calibrator = Literal["minmax", "percentile", "entropy"]
-CALIBRATORS: tuple[Calibrator, ...] = get_args(Calibrator)
+RangeMethod = Literal["minmax", "percentile", "entropy"]
+RANGE_METHODS: tuple[RangeMethod, ...] = get_args(RangeMethod)
 # Fraction of all layers' weights; below it neither size nor speed gains noticeably.
 MIN_DYNAMIC_FRACTION = 0.1
 # Between convolutions each of them in fp32 is a conversion out of int8 and back: a third of
@@ -89,7 +89,7 @@ class StaticQuantizer:
 
     def graph(
         self,
-        calibrator: Calibrator = "minmax",
+        range_method: RangeMethod = "minmax",
         in_fp32: Collection[str] = (),
         only: str | None = None,
     ) -> bytes:
@@ -111,7 +111,7 @@ class StaticQuantizer:
             "percentile": CalibrationMethod.Percentile,
             "entropy": CalibrationMethod.Entropy,
         }
-        target, ranges = self._scratch / "quantized.onnx", self._scratch / f"{calibrator}.json"
+        target, ranges = self._scratch / "quantized.onnx", self._scratch / f"{range_method}.json"
         if only:
             chosen = [only]
         else:
@@ -121,7 +121,7 @@ class StaticQuantizer:
             quantize_static(
                 self._prepared,
                 target,
-                None if ranges.exists() else _SampleReader(self._rows, self._fp32, calibrator),
+                None if ranges.exists() else _SampleReader(self._rows, self._fp32, range_method),
                 quant_format=QuantFormat.QDQ,
                 activation_type=QuantType.QInt8 if self._scheme.is_symmetric else QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -130,11 +130,11 @@ class StaticQuantizer:
                 op_types_to_quantize=[*LAYERS, *(_JOINTS if self._joints else [])],
                 nodes_to_quantize=chosen,
                 nodes_to_exclude=self._excluded,
-                calibrate_method=methods[calibrator],
+                calibrate_method=methods[range_method],
                 calibration_cache_path=ranges,
                 extra_options={
                     **self._scheme.options,
-                    **({} if calibrator == "minmax" else self._histogram_options),
+                    **({} if range_method == "minmax" else self._histogram_options),
                 },
             )
         return target.read_bytes()
@@ -323,9 +323,9 @@ def _with_scales_in_turn(
 class _SampleReader:
     """Feeds batches to ONNX Runtime's calibrators: all in order, or one range at a time."""
 
-    def __init__(self, rows: NDArray[Any], graph: bytes, calibrator: Calibrator) -> None:
+    def __init__(self, rows: NDArray[Any], graph: bytes, range_method: RangeMethod) -> None:
         size = min(
-            largest_batch(graph), _BATCH_SIZE if calibrator == "minmax" else _HISTOGRAM_BATCH_SIZE
+            largest_batch(graph), _BATCH_SIZE if range_method == "minmax" else _HISTOGRAM_BATCH_SIZE
         )
         self._name = onnx.load_model_from_string(graph).graph.input[0].name
         self._parts = [rows[start : start + size] for start in range(0, len(rows), size)]

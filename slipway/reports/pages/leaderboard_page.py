@@ -52,7 +52,7 @@ def leaderboard_text(board: Leaderboard) -> str:
         in_fp32 = f" and {', '.join(best.in_fp32)} in fp32" if best.in_fp32 else ""
         parts.append(
             f"{variant}: {len(attempts)} attempts to quantize; the smallest loss, "
-            f"{number(best.loss)}, has {best.calibrator} ranges{in_fp32}"
+            f"{number(best.loss)}, has {best.range_method} ranges{in_fp32}"
         )
     return "\n".join(parts)
 
@@ -169,7 +169,7 @@ def _speed(name: str, lines: Sequence[LeaderboardLine]) -> Html:
 
 def _attempts(attempts: Mapping[str, Sequence[Attempt]]) -> Html:
     rows = [
-        [variant, one.calibrator, ", ".join(one.in_fp32) or "none", number(one.loss)]
+        [variant, one.range_method, ", ".join(one.in_fp32) or "none", number(one.loss)]
         for variant, tried in attempts.items()
         for one in tried
     ]

@@ -182,12 +182,12 @@ def test_dynamic_int8_is_left_out_for_a_convolutional_network(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("scheme", [CPU, TENSORRT])
-def test_graph_of_each_calibrator_predicts_as_fp32_does(tmp_path: Path, scheme: Any) -> None:
+def test_graph_of_each_range_method_predicts_as_fp32_does(tmp_path: Path, scheme: Any) -> None:
     fp32 = mlp()
     quantizer = StaticQuantizer(fp32, ROWS, tmp_path, scheme)
     graphs = {
-        calibrator: quantizer.graph(calibrator)
-        for calibrator in ("minmax", "percentile", "entropy")
+        range_method: quantizer.graph(range_method)
+        for range_method in ("minmax", "percentile", "entropy")
     }
     assert all(off(model, fp32) < 0.1 for model in graphs.values())
     assert len(set(graphs.values())) > 1
@@ -289,7 +289,7 @@ def test_int8_search_stops_at_the_first_attempt_within_the_budget(tmp_path: Path
     model, attempts = search(
         StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: off(model, fp32), 0.1
     )
-    assert [attempt.calibrator for attempt in attempts] == ["minmax"]
+    assert [attempt.range_method for attempt in attempts] == ["minmax"]
     assert off(model, fp32) == attempts[0].metric_loss
 
 
@@ -303,7 +303,7 @@ def test_int8_search_tries_other_ranges_then_leaves_sensitive_layers_in_fp32(
     )  # takes the whole range of each column: the others become zero
     quantizer = StaticQuantizer(fp32, ROWS, tmp_path, CPU, bits)
     model, attempts = search(quantizer, fp32, ROWS, lambda model: off(model, fp32), budget)
-    assert [attempt.calibrator for attempt in attempts[:3]] == ["minmax", "percentile", "entropy"]
+    assert [attempt.range_method for attempt in attempts[:3]] == ["minmax", "percentile", "entropy"]
     assert attempts[3].in_fp32 == ["second"]
     assert (
         off(model, fp32)
@@ -318,6 +318,6 @@ def test_int8_search_without_time_returns_its_first_attempt(tmp_path: Path) -> N
     _, attempts = search(
         StaticQuantizer(fp32, ROWS, tmp_path, CPU), fp32, ROWS, lambda model: 1.0, 0.0, limit_s=0.0
     )
-    assert [(attempt.calibrator, attempt.in_fp32, attempt.metric_loss) for attempt in attempts] == [
-        ("minmax", [], 1.0)
-    ]
+    assert [
+        (attempt.range_method, attempt.in_fp32, attempt.metric_loss) for attempt in attempts
+    ] == [("minmax", [], 1.0)]

@@ -59,8 +59,8 @@ def board() -> Leaderboard:
         for name, line in found.items()
     ]
     attempts = [
-        Attempt(calibrator="minmax", in_fp32=[], metric_loss=None),
-        Attempt(calibrator="entropy", in_fp32=["conv_1"], metric_loss=0.004),
+        Attempt(range_method="minmax", in_fp32=[], metric_loss=None),
+        Attempt(range_method="entropy", in_fp32=["conv_1"], metric_loss=0.004),
     ]
     return Leaderboard(
         task="image_classification",
