@@ -416,7 +416,7 @@ def test_rebuild_without_a_gpu_is_reported_as_impossible(
 
 @pytest.mark.parametrize(
     ("variables", "status"),
-    [({}, "not_asked_for"), ({"rebuild_engine": "true", "provider": "cpu"}, "not_needed")],
+    [({}, "not_requested"), ({"rebuild_engine": "true", "provider": "cpu"}, "not_needed")],
 )
 def test_no_engine_is_built_unless_requested(
     elsewhere: Path, make_settings: MakeSettings, variables: dict[str, str], status: str

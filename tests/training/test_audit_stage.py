@@ -137,7 +137,7 @@ def test_audit_without_folds_loads_neither_torch_nor_cleanlab_and_reports_that(
     )
     assert done.stdout == "[]\n"
     assert json.loads((project / "reports/label_issues.json").read_text()) == {
-        "asked_for": False,
+        "requested": False,
         "folds": 0,
     }
     assert sorted(path.name for path in (project / "reports").iterdir()) == sorted(OUTPUTS)

@@ -62,7 +62,11 @@ WRITERS = {
         "slipway/serving/monitoring/extension.py",
     ),
     "GET /rollout": ("slipway/serving/rollout/reports.py",),
-    "GET /model": ("slipway/predictor/model.py", "slipway/artifacts/uncertainty.py"),
+    "GET /model": (
+        "slipway/predictor/model.py",
+        "slipway/artifacts/uncertainty.py",
+        "slipway/serving/engine_rebuild/extension.py",
+    ),
     "POST /explain": ("slipway/predictor/model.py",),
     "POST /predict": ("slipway/predictor/model.py",),
     "POST /v2/models/slipway/infer": ("slipway/serving/open_inference/conversion.py",),

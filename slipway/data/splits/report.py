@@ -92,13 +92,13 @@ def _largest_deviation(split: Split, classes: dict[str, list[int]]) -> dict[str,
             "class": label or None,
             "split": name,
             "rows": count,
-            "asked": asked,
+            "requested": requested,
             "found": count / sum(of_class),
         }
         for label, of_class in counts.items()
-        for name, asked, count in zip(SPLITS, split.fractions, of_class, strict=True)
+        for name, requested, count in zip(SPLITS, split.fractions, of_class, strict=True)
     ]
-    return max(found, key=lambda entry: abs(entry["found"] - entry["asked"]))
+    return max(found, key=lambda entry: abs(entry["found"] - entry["requested"]))
 
 
 def _missing(classes: dict[str, list[int]], index: int) -> list[str]:

@@ -152,10 +152,10 @@ def report(issues: LabelIssues | None, settings: dict[str, Any]) -> dict[str, An
     `settings` describe the audit. `issues` is None if no audit ran.
     """
     if issues is None:
-        return {"asked_for": False, **settings}
+        return {"requested": False, **settings}
     rows, num_candidates = len(issues.ids), len(issues.candidates)
     return {
-        "asked_for": True,
+        "requested": True,
         **settings,
         "rows": rows,
         "accuracy": issues.accuracy,

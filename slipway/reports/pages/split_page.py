@@ -64,7 +64,7 @@ def _counts(report: dict[str, Any]) -> Html:
         what = f"of class {worst['class']}" if worst["class"] else "of all rows"
         notes.append(
             f"Furthest from the requested fractions: {worst['split']} has {worst['found']:.1%} "
-            f"{what} instead of {worst['asked']:.1%}."
+            f"{what} instead of {worst['requested']:.1%}."
         )
     notes += [
         f"{name} lacks the classes {', '.join(found)}."

@@ -41,14 +41,14 @@ class RebuildSettings(SettingsSection):
 class RebuildState:
     """State of the rebuild, and the reason if it failed or was not started."""
 
-    status: Literal["not_asked_for", "not_needed", "impossible", "building", "failed", "swapped"]
+    status: Literal["not_requested", "not_needed", "impossible", "building", "failed", "swapped"]
     reason: str
 
 
 def first_state(settings: Settings, model: ServedModel | None) -> RebuildState:
     """Return `building` if an engine is requested, not in use yet, and can be built here."""
     if not settings.section(RebuildSettings).rebuild_engine:
-        return RebuildState("not_asked_for", "SLIPWAY_REBUILD_ENGINE is false")
+        return RebuildState("not_requested", "SLIPWAY_REBUILD_ENGINE is false")
     if settings.provider not in ("auto", "tensorrt"):
         return RebuildState("not_needed", f"SLIPWAY_PROVIDER is {settings.provider}")
     if model and model.selection.actual.backend == "tensorrt":
@@ -103,7 +103,7 @@ class EngineRebuild:
         self._worker = worker
         self._command = command
         self._task: asyncio.Task[None] | None = None
-        self.state = RebuildState("not_asked_for", "the model is being loaded")
+        self.state = RebuildState("not_requested", "the model is being loaded")
 
     def start(self) -> None:
         """Schedule the rebuild, if an engine is needed, for the time after the model is loaded."""

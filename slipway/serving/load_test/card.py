@@ -154,7 +154,7 @@ def page(content: dict[str, Any]) -> str:
         *_markdown(
             [
                 "",
-                "asked",
+                "requested",
                 "answers/s",
                 "p50 ms",
                 "p95 ms",
@@ -224,7 +224,7 @@ def _summary(rounds: Sequence[Figures]) -> dict[str, Any] | None:
         return None
     found = [figures.p99_ms for figures in rounds if figures.p99_ms is not None]
     return {
-        "asked": rounds[0].target_rate,
+        "requested": rounds[0].target_rate,
         "connections": rounds[0].connections,
         "rounds": len(rounds),
         "requests": sum(figures.answered + sum(figures.failed.values()) for figures in rounds),
@@ -285,8 +285,8 @@ def _loads(content: dict[str, Any]) -> list[list[str]]:
 
 def _load_cells(summary: dict[str, Any]) -> list[str]:
     asked = (
-        f"{summary['asked']:,.1f}/s"
-        if summary["asked"] is not None
+        f"{summary['requested']:,.1f}/s"
+        if summary["requested"] is not None
         else f"{summary['connections']} connections"
     )
     numbers = [

@@ -188,7 +188,7 @@ function executionTile({ execution, golden_rows, rebuild }) {
         : null,
       [t("model.batch"), number(execution.max_batch_size)],
       golden_rows ? [t("model.golden"), t("model.golden_rows", { rows: golden_rows.rows })] : null,
-      rebuild && !["not_asked_for", "not_needed"].includes(rebuild.status)
+      rebuild && !["not_requested", "not_needed"].includes(rebuild.status)
         ? [t("model.rebuild"), `${rebuild.status}: ${rebuild.reason}`]
         : null,
     ]),

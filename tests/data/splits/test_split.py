@@ -286,10 +286,10 @@ def test_the_split_report_has_the_counts_of_every_class_and_the_largest_deviatio
     described = report(split(classes(200, "ab"), EXACT), 7)
     assert described["splits"]["val"] == {"rows": 30, "leaked": 0, "classes": {"a": 15, "b": 15}}
     assert described["largest_deviation"]["found"] == pytest.approx(
-        described["largest_deviation"]["asked"]
+        described["largest_deviation"]["requested"]
     )
     stable = report(split(classes(200, "ab")), 7)["largest_deviation"]
-    assert abs(stable["found"] - stable["asked"]) > 0.01
+    assert abs(stable["found"] - stable["requested"]) > 0.01
 
 
 def test_the_split_report_has_the_mean_of_a_numeric_target() -> None:

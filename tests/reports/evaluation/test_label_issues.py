@@ -117,7 +117,7 @@ def test_the_table_has_one_row_for_each_audited_row_candidates_first(
 
 def test_the_report_counts_pairs_classes_and_folds(issues: LabelIssues) -> None:
     found = json.loads(json.dumps(report(issues, {"folds": 2})))
-    assert found["asked_for"] is True
+    assert found["requested"] is True
     assert (found["rows"], found["candidates"], found["estimated_wrong"], found["accuracy"]) == (
         5,
         2,
@@ -155,5 +155,5 @@ def test_the_label_issues_page_of_a_table_shows_the_cells(issues: LabelIssues) -
 def test_the_outputs_of_a_disabled_audit_say_that_it_is_off(tmp_path: Path) -> None:
     write_rows(tmp_path / "issues.parquet", None)
     assert read_table(tmp_path / "issues.parquet", LABEL_ISSUES).num_rows == 0
-    assert report(None, {"folds": 0}) == {"asked_for": False, "folds": 0}
+    assert report(None, {"folds": 0}) == {"requested": False, "folds": 0}
     assert "The audit is off" in page_of_no_audit()
