@@ -21,9 +21,9 @@ from slipway.config.params import load_params
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.engine.rows import QUARANTINE, ROWS, write_table
 from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.tables.clean_files import TableColumns, write_cells
 from slipway.data.tables.clean_step import table_report
 from slipway.data.tables.cleaning import clean_table
-from slipway.data.tables.files import TableColumns, write_cells
 from slipway.system import files
 
 ROOT = Path.cwd()

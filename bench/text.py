@@ -31,8 +31,8 @@ from sklearn.linear_model import LogisticRegression
 from bench.conditions import conditions
 from slipway.config.edit import propose
 from slipway.data.store.packed import PackedManifest, PackedSplit, open_split, read_manifest
-from slipway.data.tables.files import ID_COLUMN
-from slipway.data.texts.files import read_texts
+from slipway.data.tables.clean_files import ID_COLUMN
+from slipway.data.texts.clean_files import read_texts
 from slipway.inputs.texts import TextContract
 from slipway.metrics.paired_bootstrap import paired_difference
 from slipway.metrics.scores import Resampling

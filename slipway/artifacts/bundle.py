@@ -29,7 +29,7 @@ CARD = "MODEL_CARD.md"
 DRIFT = "drift.json"
 SCORE_NAME = "ood_score"  # the graph's second output
 Precision = Literal["fp32", "fp16", "int8"]
-Target = Literal["cpu", "cuda", "tensorrt"]
+VariantTarget = Literal["cpu", "cuda", "tensorrt"]
 Provider = Literal["cpu", "cuda"]  # of ONNX Runtime
 
 
@@ -64,7 +64,7 @@ class ModelFile(Contract):
     sha256: str
     bytes: int
     precision: Precision
-    meant_for: list[Target]  # providers on which this variant may be faster or smaller
+    meant_for: list[VariantTarget]  # providers on which this variant may be faster or smaller
     # Own calibration of a pruned network or an int8 graph; null: that of the bundle.
     calibration: Calibration | None
     coverage: Metric | None = None  # as in Bundle, with this calibration
@@ -275,7 +275,7 @@ def write_manifest(root: Path, manifest: Bundle) -> None:
 def describe_model(
     path: Path,
     precision: Precision,
-    meant_for: list[Target],
+    meant_for: list[VariantTarget],
     calibration: Calibration | None = None,
     coverage: Metric | None = None,
 ) -> ModelFile:

@@ -25,7 +25,7 @@ from slipway.artifacts.bundle import (
     ModelFile,
     OutputContract,
     Provider,
-    Target,
+    VariantTarget,
     describe_model,
     write_manifest,
 )
@@ -314,7 +314,7 @@ def _write_model(
         coverage = own_coverage(graph, calibration, trained.task, rows.test, resampling)
     # A graph whose zeros are computed all the same gains nothing.
     gains_nothing = variant in OF_PRUNED and trained.pruned and trained.pruned.kind == "magnitude"
-    meant_for: list[Target] = [] if gains_nothing else targets_of(variant, graph)
+    meant_for: list[VariantTarget] = [] if gains_nothing else targets_of(variant, graph)
     return describe_model(path, PRECISION[variant], meant_for, calibration, coverage)
 
 

@@ -39,7 +39,7 @@ from slipway.predictor.explaining.explanation import (
 )
 from slipway.predictor.loader import open_model
 from slipway.predictor.model import CertifiedModel, finite_answers
-from slipway.predictor.options import ModelOptions, Provider, Variant
+from slipway.predictor.options import ModelOptions, ProviderOption, Variant
 from slipway.system.cores import num_cores
 from slipway.system.errors import BundleError, DataError, UnavailableError
 
@@ -162,7 +162,7 @@ class LoadedModel:
 def load(
     path: str | os.PathLike[str] = ".",
     *,
-    provider: Provider = "auto",
+    provider: ProviderOption = "auto",
     variant: Variant = "auto",
     num_threads: int = 0,
 ) -> LoadedModel:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-Provider = Literal["auto", "cpu", "cuda", "onnxruntime_tensorrt", "tensorrt"]
+ProviderOption = Literal["auto", "cpu", "cuda", "onnxruntime_tensorrt", "tensorrt"]
 Variant = Literal[
     "auto", "fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"
 ]
@@ -23,7 +23,7 @@ class ModelOptions:
     engine_cache: Path  # of the provider onnxruntime_tensorrt
     num_threads: int  # of ONNX Runtime
     may_use_one_thread: bool = True  # quick models are faster on one thread
-    provider: Provider = "auto"
+    provider: ProviderOption = "auto"
     variant: Variant = "auto"
     max_batch_size: Literal["auto"] | int = "auto"
     accept_draft: bool = False

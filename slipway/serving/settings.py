@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from slipway.predictor.options import ModelOptions, Provider, Variant
+from slipway.predictor.options import ModelOptions, ProviderOption, Variant
 from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
 
@@ -116,7 +116,7 @@ class Settings(SettingsSection):
     signers: RootedPaths = ()
     signer_list: OptionalPath = None  # lists keys that expire or were revoked; read at each load
     accept_draft: bool = False  # only for the verify stage, which certifies a running service
-    provider: Provider = "auto"
+    provider: ProviderOption = "auto"
     variant: Variant = "auto"
     # ONNX Runtime's threads in each worker. 0 divides the cores among the workers.
     num_threads: Annotated[int, Field(ge=0, le=1024)] = 0

@@ -9,8 +9,8 @@ from slipway.config.sections import CleanParams, DataParams
 from slipway.data.rules.report import CleanReport, CleanResult, ColumnSummary, clean_report
 from slipway.data.rules.rules import TABLE_RULES
 from slipway.data.sources.checksums import read_checksums
+from slipway.data.tables.clean_files import TableColumns, write_cells
 from slipway.data.tables.cleaning import CleanedTable, check_column_names, clean_table
-from slipway.data.tables.files import TableColumns, write_cells
 from slipway.data.tables.source import columns_of, read_table_of, stored_tables
 
 

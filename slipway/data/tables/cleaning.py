@@ -40,10 +40,10 @@ from slipway.data.tables.cells import (
     shown_cell,
     typed_column,
 )
+from slipway.data.tables.clean_files import CELL_TYPES, ID_COLUMN, cell_schema
 from slipway.data.tables.column_rules import apply_column_rules
 from slipway.data.tables.column_types import ColumnGuess, column_type, column_types, columns_yaml
 from slipway.data.tables.duplicate_rows import apply_equal_input_rules, refuse_duplicates
-from slipway.data.tables.files import CELL_TYPES, ID_COLUMN, cell_schema
 from slipway.data.tables.hints import table_hints, written_notes
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.source import first_table, identified_columns, is_out_of_range

@@ -28,7 +28,7 @@ from slipway.data.engine.scratch import (
 from slipway.data.rules.rules import severity
 from slipway.data.sources.raw_tables import RawColumn
 from slipway.data.tables.cells import shown_cell
-from slipway.data.tables.files import BAD_CELLS
+from slipway.data.tables.clean_files import BAD_CELLS
 
 _ROW = ("row", pa.int64())
 _VERDICTS = pa.schema(

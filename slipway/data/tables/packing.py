@@ -19,7 +19,7 @@ from slipway.config.params import Params
 from slipway.config.sections import PrecomputeParams
 from slipway.data.store.packed import PackPaths
 from slipway.data.store.targets import write_store
-from slipway.data.tables.files import TableColumns, in_order_of, read_cells
+from slipway.data.tables.clean_files import TableColumns, in_order_of, read_cells
 from slipway.inputs.columns import Column, ColumnContract, ColumnType, encode
 from slipway.kinds.registry import Task
 from slipway.system import files

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from slipway.data.splits.units import find_units
-from slipway.data.tables.files import CELLS, ID_COLUMN
+from slipway.data.tables.clean_files import CELLS, ID_COLUMN
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]

@@ -40,13 +40,13 @@ from slipway.data.tables.duplicate_rows import apply_equal_input_rules
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.source import read_table_of
 from slipway.data.tables.targets import annotate
+from slipway.data.texts.clean_files import text_schema, write_texts
 from slipway.data.texts.columns import (
     PERSONAL,
     TextColumn,
     num_characters,
     read_column,
 )
-from slipway.data.texts.files import text_schema, write_texts
 from slipway.data.texts.near_duplicates import apply_near_duplicate_rule
 from slipway.data.texts.profile import (
     apply_passage_rule,

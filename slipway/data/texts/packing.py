@@ -15,9 +15,9 @@ from slipway.config.params import Params
 from slipway.config.sections import PrecomputeParams
 from slipway.data.store.packed import PackPaths
 from slipway.data.store.targets import write_store
-from slipway.data.tables.files import in_order_of
+from slipway.data.tables.clean_files import in_order_of
 from slipway.data.tables.source import columns_of
-from slipway.data.texts.files import read_texts
+from slipway.data.texts.clean_files import read_texts
 from slipway.inputs.texts import (
     TextContract,
     encode_texts,

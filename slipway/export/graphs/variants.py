@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from slipway.artifacts.bundle import OutputContract, Precision, Target
+from slipway.artifacts.bundle import OutputContract, Precision, VariantTarget
 from slipway.artifacts.leaderboard import Attempt
 from slipway.artifacts.uncertainty import Answers
 from slipway.data.engine.randomness import drawn_order
@@ -46,7 +46,7 @@ PRECISION: dict[str, Precision] = {
 }
 # Variants of the pruned network, and the variant that each is made as.
 OF_PRUNED = {"pruned": "fp32", "pruned_int8": "int8"}
-MEANT_FOR: dict[str, list[Target]] = {
+MEANT_FOR: dict[str, list[VariantTarget]] = {
     "fp32": ["cpu", "cuda", "tensorrt"],
     "fp16": ["cuda", "tensorrt"],
     "int8": ["cpu"],
@@ -99,7 +99,7 @@ def why_left_out(variant: str, fp32: bytes, scratch: Path) -> str | None:
     return why_not_dynamic(fp32, scratch) if variant == "int8_dynamic" else None
 
 
-def targets_of(variant: str, graph: bytes) -> list[Target]:
+def targets_of(variant: str, graph: bytes) -> list[VariantTarget]:
     """Return the providers that a variant is intended for; trees run on the CPU only."""
     return ["cpu"] if has_trees(graph) else MEANT_FOR[variant]
 

@@ -54,14 +54,14 @@ BUNDLE = Path("artifacts/bundle")
 CERTIFICATE = Path("artifacts/certificate.json")
 PACKED = Path("data/packed")
 RECORD = "export.json"
-Target = Literal["browser", "edge", "openvino", "triton", "kserve", "mlflow", "huggingface"]
+ExportTarget = Literal["browser", "edge", "openvino", "triton", "kserve", "mlflow", "huggingface"]
 
 
 class ExportRecord(Contract):
     """The content of `export.json`."""
 
     format_version: Literal[1]
-    target: Target
+    target: ExportTarget
     bundle_digest: str  # hex SHA-256 of bundle.json
     variant: str
     certified: bool  # True if its own hop agrees on every test row
@@ -105,7 +105,7 @@ class ExportSource:
         """Read the ONNX graph; BundleError if it was altered."""
         return self.bundle.model_bytes(self.variant)
 
-    def requested(self, backend: Target, provider: str) -> Execution:
+    def requested(self, backend: ExportTarget, provider: str) -> Execution:
         """Return the execution that the hop of a target requests."""
         return Execution(
             backend=backend, provider=provider, precision=self.model.precision, variant=self.variant
@@ -260,7 +260,7 @@ def compare(
 def write_export(
     out: Path,
     source: ExportSource,
-    target: Target,
+    target: ExportTarget,
     fill: Callable[[Path], tuple[Sequence[Hop], dict[str, Any]]],
     finish: Callable[[Path, Certificate, bool], None] | None = None,
 ) -> ExportRecord:

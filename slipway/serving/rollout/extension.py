@@ -17,9 +17,9 @@ from slipway.serving.http.routes import READING, Operation, Request, Route, Rout
 from slipway.serving.http.strict_json import may_exceed, parse
 from slipway.serving.requests.bodies import BODY_ERRORS, read_json
 from slipway.serving.rollout import commands
-from slipway.serving.rollout.candidate.trial import RolloutSettings
 from slipway.serving.rollout.history import Author
 from slipway.serving.rollout.reconciler import RolloutReconciler, sync_at_start
+from slipway.serving.rollout.settings import RolloutSettings
 from slipway.serving.rollout.state import Allowed, Mode, RolloutPlan, read_rollout
 from slipway.serving.rollout.store import settings_of
 from slipway.serving.schemas import ANYTHING, schema_of

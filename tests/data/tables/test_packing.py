@@ -8,8 +8,8 @@ import pytest
 from slipway.config.sections import DataParams
 from slipway.data.engine.rows import SPLIT_ROWS
 from slipway.data.store.packed import open_split, read_manifest
+from slipway.data.tables.clean_files import TableColumns, read_cells, write_cells
 from slipway.data.tables.cleaning import CleanedTable
-from slipway.data.tables.files import TableColumns, read_cells, write_cells
 from slipway.data.tables.packing import encode_cells, fit_columns, pack_table, rare_categories
 from slipway.data.tables.source import read_json_rows
 from slipway.inputs.columns import ColumnContract, ColumnType, encode_rows, read_row

@@ -10,7 +10,7 @@ import pytest
 from slipway.config.sections import DataParams
 from slipway.data.splits.report import summary
 from slipway.data.splits.split import split_rows
-from slipway.data.tables.files import TableColumns, write_cells
+from slipway.data.tables.clean_files import TableColumns, write_cells
 from slipway.data.tables.source import columns_of
 from slipway.data.tables.target_copies import ColumnScore, score_columns, score_report
 from slipway.reports.pages.split_page import split_page

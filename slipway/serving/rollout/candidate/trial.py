@@ -8,9 +8,6 @@ import asyncio
 import logging
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import Field
 
 from slipway.predictor.loader import read_certified
 from slipway.serving.models.live_model import LiveModel
@@ -22,20 +19,14 @@ from slipway.serving.rollout.comparison import explained_disagreement, require_s
 from slipway.serving.rollout.evidence import Evidence
 from slipway.serving.rollout.metrics import RolloutMetrics
 from slipway.serving.rollout.reports import Phase, seen_ids_path
+from slipway.serving.rollout.settings import RolloutSettings
 from slipway.serving.rollout.state import Candidate
 from slipway.serving.rollout.store import settings_of
-from slipway.serving.settings import SettingsSection
 from slipway.serving.worker import ModelWorker
 from slipway.system.errors import SlipwayError
 from slipway.system.malloc import return_memory_to_os
 
 logger = logging.getLogger("bentoml.slipway")
-
-
-class RolloutSettings(SettingsSection):
-    """Settings of rollouts: the fraction of requests that are copied to a shadowing candidate."""
-
-    shadow_fraction: Annotated[float, Field(ge=0, le=1)] = 0.1  # requests copied to a candidate
 
 
 class Trial:

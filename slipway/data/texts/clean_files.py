@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from slipway.data.engine.rows import read_table, write_table
-from slipway.data.tables.files import ID_COLUMN
+from slipway.data.tables.clean_files import ID_COLUMN
 
 _TEXTS = "texts.parquet"
 
