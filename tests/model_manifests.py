@@ -1,6 +1,7 @@
 """A model manifest that no training has written."""
 
-from slipway.training.networks.networks import ModelManifest, NetworkSpec, TrainingSetup
+from slipway.artifacts.training_setup import TrainingSetup
+from slipway.training.networks.networks import ModelManifest, NetworkSpec
 from tests.project_params import PROJECT
 
 SETUP = TrainingSetup(

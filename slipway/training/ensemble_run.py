@@ -42,7 +42,7 @@ from slipway.training.networks.networks import (
     Network,
     load_network,
     read_model_manifest,
-    save_payload,
+    save_model,
 )
 from slipway.training.run import train
 from slipway.training.short_run import ONE_PROCESS, one_process
@@ -348,7 +348,7 @@ def _write(
     files.write_json(paths.metrics, _report(params, members, chosen, manifest, student))
     with files.new_directory(paths.live) as live:
         shutil.copytree(shown.paths.live, live, dirs_exist_ok=True)
-    save_payload(paths.model, manifest, payload, models)
+    save_model(paths.model, manifest, payload, models)
     check_inputs()
     names = [name for name in metrics if name.startswith("val/")]
     table = text_table(

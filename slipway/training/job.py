@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from slipway.artifacts.training_setup import RunSegment
 from slipway.config.training import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan, open_augmented
 from slipway.data.engine.randomness import uniform
@@ -42,7 +43,7 @@ from slipway.training.networks.initialization import (
     start_normalisation,
 )
 from slipway.training.networks.mapped_weights import MappedWeights
-from slipway.training.networks.networks import Network, NetworkSpec, RunSegment
+from slipway.training.networks.networks import Network, NetworkSpec
 from slipway.training.recipe.losses import class_weights
 
 # Other values are refused when params.yaml is read.

@@ -10,7 +10,7 @@ from slipway.system import files
 from slipway.training.checkpoints.checkpoints import Checkpoint
 from slipway.training.distributed.processes import is_first_process
 from slipway.training.job import Job
-from slipway.training.networks.networks import Network, save_payload
+from slipway.training.networks.networks import Network, save_model
 from slipway.training.networks.trees import TreeNetwork
 from slipway.training.run import model_manifest, training_metrics
 from slipway.training.telemetry.progress import log_finished
@@ -91,7 +91,7 @@ def _write(job: Job, network: TreeNetwork, fitted: FittedTrees) -> None:
     manifest = model_manifest(job, last, network.num_parameters)
     log_finished(job.paths.live, fitted.history)
     files.write_json(job.paths.metrics, training_metrics(manifest, last))
-    save_payload(job.paths.model, manifest, fitted.text.encode())
+    save_model(job.paths.model, manifest, fitted.text.encode())
     check_inputs()
     if manifest.stopped_early:
         print(f"stopped   after round {last.epoch}: the validation loss fell no more")

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from slipway.artifacts.training_setup import RunSegment
 from slipway.data.engine.randomness import id_keys
 from slipway.system.cores import num_cores
 from slipway.training.distributed.placement import Placement
 from slipway.training.job import LeftOut, _initial_network, can_have, open_data, own_threads
 from slipway.training.networks.mapped_weights import MappedWeights
-from slipway.training.networks.networks import RunSegment, read_model_manifest
+from slipway.training.networks.networks import read_model_manifest
 from tests.project_params import PROJECT
 from tests.training.conftest import spec, write_project
 from tests.training.forked_runs import kill_after_checkpoint, run_forked

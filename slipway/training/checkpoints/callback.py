@@ -9,6 +9,7 @@ from typing import Any
 
 import pytorch_lightning as pl
 
+from slipway.artifacts.training_setup import RunSegment
 from slipway.config.training import TrainParams
 from slipway.training.checkpoints.checkpoints import (
     Checkpoint,
@@ -21,7 +22,6 @@ from slipway.training.distributed.collectives import MaxReducer
 from slipway.training.distributed.stop_signals import SAVE, Paused, Stopped, StopSignals
 from slipway.training.distributed.strategies import actual_setup
 from slipway.training.module import TrainingModule
-from slipway.training.networks.networks import RunSegment
 from slipway.training.recipe.weight_average import WeightAverage
 
 

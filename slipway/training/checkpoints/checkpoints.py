@@ -22,11 +22,11 @@ from typing import Literal
 
 import pytorch_lightning as pl
 
+from slipway.artifacts.training_setup import RunSegment, TrainingSetup
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import TrainingError
 from slipway.training.checkpoints.fingerprint import Fingerprint
-from slipway.training.networks.networks import RunSegment, TrainingSetup
 
 _STATE, _MANIFEST = "state", "checkpoint.json"
 # Parts of torch's messages when the disk is full.

@@ -13,6 +13,7 @@ import pytorch_lightning as pl
 import torch
 from pytorch_lightning.strategies import DeepSpeedStrategy
 
+from slipway.artifacts.training_setup import RunSegment
 from slipway.system.errors import TrainingError
 from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore, TrainingPosition
 from slipway.training.checkpoints.consolidation import (
@@ -23,7 +24,7 @@ from slipway.training.checkpoints.consolidation import (
 )
 from slipway.training.checkpoints.rank_state import restore_rank_state
 from slipway.training.distributed.shards import load_optimizer, zero_part
-from slipway.training.networks.networks import Network, RunSegment
+from slipway.training.networks.networks import Network
 from slipway.training.recipe.weight_average import WeightAverage
 
 

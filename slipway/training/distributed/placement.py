@@ -8,10 +8,10 @@ from typing import Literal
 
 import torch
 
+from slipway.artifacts.training_setup import TrainingSetup
 from slipway.config.training import SHARING, Offload, TrainParams
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.launchers import Launch, find_launch
-from slipway.training.networks.networks import TrainingSetup
 
 PrecisionName = Literal["16-mixed", "bf16-mixed", "32-true"]
 _DIVIDING = ("fsdp", *SHARING)  # strategies without a loss scale

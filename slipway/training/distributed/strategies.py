@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torch.utils.serialization import config as torch_loading
 
+from slipway.artifacts.training_setup import TrainingSetup
 from slipway.system.errors import TrainingError
 from slipway.training.distributed.divided import DividedStrategy, SharedCopyStrategy
 from slipway.training.distributed.fully_sharded import FullyShardedStrategy, ShardedPrecision
@@ -34,7 +35,7 @@ from slipway.training.distributed.state_on_disk import StateOnDisk
 from slipway.training.distributed.tensor_parallel import TensorParallelStrategy
 from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
 from slipway.training.networks.mapped_weights import MappedWeights
-from slipway.training.networks.networks import Network, TrainingSetup
+from slipway.training.networks.networks import Network
 
 
 class PortableDeepSpeedStrategy(DeepSpeedStrategy):

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
+from slipway.artifacts.training_setup import RunSegment, TrainingSetup
 from slipway.config.network_arguments import argument_mistakes
 from slipway.data.store.packed import TargetScale
 from slipway.inputs.contract import AnyInputContract
@@ -64,47 +65,6 @@ class NetworkSpec(Contract):
         if self.name != ENSEMBLE:
             return [self.name]
         return [member["network"] for member in self.arguments["members"]]
-
-
-class TrainingSetup(Contract):
-    """Strategy, precision, devices and sharding of a training, as requested or as run."""
-
-    strategy: str  # "single", "ddp", "fsdp", "deepspeed_stage_2"
-    precision: str  # "32-true", "bf16-mixed", "16-mixed"
-    accelerator: str  # "cpu", "gpu"
-    world_size: int | Literal["auto"]  # processes over all nodes
-    zero_stage: int | None  # null in a request, or without DeepSpeed
-    offload: str | None  # "optimizer", "optimizer_and_parameters": kept in the host's memory
-    parameter_dtype: str | None  # dtype in forward and backward; null in a request
-    # Processes that share one copy of the network; null if none do.
-    model_parallel: int | None = None
-
-
-class RunSegment(Contract):
-    """The process layout of a training from `first_step` on.
-
-    After a change the batches stay the same, but results may differ in the last bits.
-    """
-
-    first_step: int
-    strategy: str
-    world_size: int
-    per_device: int  # rows of a batch
-    threads: int | None = None  # threads of each process on a CPU; null on a GPU
-    model_parallel: int | None = None  # same as in the setup
-
-    def has_same_layout(self, other: "RunSegment") -> bool:
-        """Return True if both segments are equal apart from their first step."""
-        return self.model_copy(update={"first_step": other.first_step}) == other
-
-    def __str__(self) -> str:
-        processes = f"{self.world_size} process{'es' * (self.world_size > 1)}"
-        threads = ""
-        if self.threads:
-            threads = f" and {self.threads} thread{'s' * (self.threads > 1)} each"
-        copies = f", {self.model_parallel} in a copy," if self.model_parallel else ""
-        rows = f"{self.per_device} rows a batch"
-        return f"{self.strategy} on {processes}{copies} with {rows}{threads}"
 
 
 class ModelManifest(Contract):
@@ -234,25 +194,19 @@ def _read_payload(path: Path, sha256: str, fix: str) -> bytes:
         raise IntegrityError(f"{error} {fix}") from None
 
 
-def save_model(folder: Path, manifest: ModelManifest, weights: Mapping[str, Tensor]) -> None:
-    """Write a model to `folder` atomically, and fill in `manifest.weights_sha256`."""
-    save_payload(folder, manifest, weights)
-
-
-def save_payload(
+def save_model(
     folder: Path,
     manifest: ModelManifest,
-    payload: bytes | Mapping[str, Tensor],
+    weights: bytes | Mapping[str, Tensor],
     others: Mapping[str, tuple[ModelManifest, bytes]] = MappingProxyType({}),
 ) -> None:
-    """Write `folder` as `save_model` does; `payload` is the content of the weights file.
+    """Write a model to `folder` atomically, and fill in `manifest.weights_sha256`.
 
-    Tensors are written without a copy in memory.
-
+    `weights` are tensors, which are written without a copy in memory, or the content of the file.
     `others` are models to write into subfolders, by name of the subfolder.
     """
     with files.new_directory(folder) as partial:
-        for name, (facts, content) in {"": (manifest, payload), **others}.items():
+        for name, (facts, content) in {"": (manifest, weights), **others}.items():
             place = partial / name
             place.mkdir(exist_ok=True)
             path = place / weights_file(facts.network.name)

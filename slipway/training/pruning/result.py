@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from slipway.artifacts.training_setup import TrainingSetup
 from slipway.artifacts.uncertainty import Calibration
 from slipway.system import files
 from slipway.system.contract import Contract
@@ -20,7 +21,6 @@ from slipway.system.errors import SchemaError
 from slipway.training.networks.networks import (
     Network,
     NetworkSpec,
-    TrainingSetup,
     build_network,
     example_rows,
     load_tensors,

@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from slipway.artifacts.training_setup import TrainingSetup
 from slipway.config.training import AuditParams, TrainParams
 from slipway.data.splits.audit_folds import AUDITED, audit_folds
 from slipway.data.store.packed import Inputs, PackedSplit
@@ -38,7 +39,7 @@ from slipway.training.networks.initialization import (
     pretrained_file,
     without_former_model,
 )
-from slipway.training.networks.networks import Network, TrainingSetup
+from slipway.training.networks.networks import Network
 from slipway.training.short_run import ONE_PROCESS, EpochPrinter, one_process, train_short
 from slipway.training.telemetry.progress import silence_chatter
 from slipway.training.uncertainty.prediction import predict

@@ -4,11 +4,11 @@ from typing import Any
 import pytest
 from pytorch_lightning.strategies import DDPStrategy, DeepSpeedStrategy
 
+from slipway.artifacts.training_setup import TrainingSetup
 from slipway.config.params import load_params
 from slipway.system.errors import TrainingError
 from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.distributed.strategies import check_actual
-from slipway.training.networks.networks import TrainingSetup
 from tests.training.conftest import ROOT
 
 
