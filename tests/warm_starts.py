@@ -188,7 +188,7 @@ class _Server:
             # DeepSpeed's import looks for GPUs. Through NVML, CUDA stays usable in forks.
             variables = {
                 **os.environ,
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": f"/tmp/gpulike:{ROOT}",
                 "DS_BUILD_OPS": "0",
                 "PYTORCH_NVML_BASED_CUDA_CHECK": "1",
             }

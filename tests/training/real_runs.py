@@ -38,7 +38,12 @@ AS_ROOT = [
 
 
 def environment() -> dict[str, str]:
-    return {**os.environ, "PYTHONPATH": str(ROOT), "DS_BUILD_OPS": "0", "DVC_NO_ANALYTICS": "1"}
+    return {
+        **os.environ,
+        "PYTHONPATH": f"/tmp/gpulike:{ROOT}",
+        "DS_BUILD_OPS": "0",
+        "DVC_NO_ANALYTICS": "1",
+    }
 
 
 def run_training(

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from slipway.config.training import TrainParams
 from slipway.training.distributed.placement import Placement
+from slipway.training.distributed.shards import by_division
 from slipway.training.networks.frozen_parts import num_frozen, parts_of
 from slipway.training.networks.networks import Network
 
@@ -111,14 +112,19 @@ def _part_schedule(
 def _optimizer(
     groups: list[dict[str, Any]], params: TrainParams, fused: bool | None
 ) -> torch.optim.Optimizer:
+    # The kernels that update many weights at once, torch's default on a GPU, cannot mix weights
+    # that are divided differently.
+    is_mixed = any(len(by_division(group["params"])) > 1 for group in groups)
+    foreach = False if is_mixed else None
     if params.optimizer == "adamw":
-        return torch.optim.AdamW(groups, lr=params.learning_rate, fused=fused)
+        return torch.optim.AdamW(groups, lr=params.learning_rate, fused=fused, foreach=foreach)
     return torch.optim.SGD(
         groups,
         lr=params.learning_rate,
         momentum=params.momentum or 0.0,
         nesterov=params.nesterov,
         fused=fused,
+        foreach=foreach,
     )
 
 

@@ -2,10 +2,14 @@
 
 import copy
 import itertools
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from slipway.training.distributed.shards import load_optimizer
 from slipway.training.networks.networks import build_network
@@ -165,6 +169,35 @@ def test_a_restored_state_has_the_memory_layout_of_its_weight() -> None:
     assert fused.state[last]["exp_avg"].stride() == last.stride() != plain.stride()
     (found,) = _steps(fused, 2)
     torch.testing.assert_close(found, plain.detach(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+def test_divided_weights_beside_whole_ones_are_updated_one_by_one(
+    optimizer: str, tmp_path: Path
+) -> None:
+    network = build_network(spec())
+    params = PROJECT.train.model_copy(update={"optimizer": optimizer})
+    assert optimizer_and_schedule(network, params, 5)["optimizer"].defaults["foreach"] is None
+    store = f"file://{tmp_path}/store"
+    distributed.init_process_group("gloo", init_method=store, rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        head = network.get_submodule("backbone.head")
+        weight = distribute_tensor(
+            network.get_parameter("backbone.head.weight").detach(), mesh, [Shard(0)]
+        )
+        head.register_parameter("weight", torch.nn.Parameter(weight))
+        chosen = optimizer_and_schedule(network, params, 5)["optimizer"]
+        assert chosen.defaults["foreach"] is False
+        for parameter in network.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        chosen.step()
+        for group in chosen.param_groups:
+            group["foreach"] = True  # torch's choice on a GPU
+        with pytest.raises(RuntimeError, match="mixed"):
+            chosen.step()
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_a_fused_optimizer_changes_no_weight_without_a_gradient() -> None:
