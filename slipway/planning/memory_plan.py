@@ -22,6 +22,7 @@ from slipway.training.distributed.placement import Placement
 from slipway.training.distributed.zero_sizes import largest_block, zero_sizes
 from slipway.training.networks.divided_layers import can_share, narrow, narrowed
 from slipway.training.networks.networks import Network
+from slipway.training.recipe.optimizers import Update
 
 STRATEGIES = (
     "single",
@@ -65,6 +66,7 @@ class DeviceMemory:
     activations: int
     buckets: int  # communication buffers
     float32_gradients: int = 0  # ZeRO's copy for the update, made once the activations are freed
+    update: int = 0  # temporary results of the optimizer's step, once the activations are freed
     host: int = 0  # bytes that `offload` moves to the host's memory; not part of `total`
     disk: int = 0  # bytes that `offload_path` moves to a disk; part of neither
     average: int = 0  # the average of the weights (EMA)
@@ -75,7 +77,7 @@ class DeviceMemory:
     def total(self) -> int:
         """Peak bytes on the device."""
         state = self.parameters + self.gradients + self.optimizer + self.buffers + self.buckets
-        after_steps = max(self.float32_gradients, self.copied_weights)
+        after_steps = max(self.float32_gradients, self.update, self.copied_weights)
         return state + self.average + max(self.activations, after_steps)
 
 
@@ -85,29 +87,39 @@ def trace_all(
     rows: int,
     *,
     accumulates: bool,
+    update: Update,
     model_parallel: int = 1,
     num_micro_batches: int = 0,
 ) -> Traces:
     """Trace a step on batches of `rows` rows in each precision.
 
+    `update` is as in `trace_step`; weights that several processes share are updated singly.
     `model_parallel` processes share a copy of the network. `num_micro_batches` is 0 unless the
     strategy is `pipeline`.
     """
-    traces = _trace_precisions(network, params, rows, 1, accumulates=accumulates)
+    precisions = partial(_trace_precisions, network, params, rows, accumulates=accumulates)
+    traces = precisions(1, update=update)
     if num_micro_batches:
         stage = partial(trace_stage, network, params, rows, num_micro_batches, model_parallel)
-        traces = traces._replace(stage=(stage(None), stage(_HALF)))
+        traces = traces._replace(stage=(stage(None, update), stage(_HALF, update)))
     if model_parallel > 1 and can_share(network, model_parallel):
-        shared = _trace_precisions(network, params, rows, model_parallel, accumulates=accumulates)
-        traces = traces._replace(shared=shared)
+        traces = traces._replace(shared=precisions(model_parallel, update="singly"))
     return traces
 
 
 def _trace_precisions(
-    network: Network, params: TrainParams, rows: int, num_sharing: int, *, accumulates: bool
+    network: Network,
+    params: TrainParams,
+    rows: int,
+    num_sharing: int,
+    *,
+    accumulates: bool,
+    update: Update,
 ) -> Traces:
     """Trace a step of one of the `num_sharing` processes that share a copy of the network."""
-    step = partial(trace_share, network, params, rows, num_sharing, accumulates=accumulates)
+    step = partial(
+        trace_share, network, params, rows, num_sharing, accumulates=accumulates, update=update
+    )
     own = narrowed(network, num_sharing) if num_sharing > 1 else network
     return Traces(
         full=step(None),
@@ -127,10 +139,11 @@ def trace_share(
     *,
     accumulates: bool,
     casts_parameters: bool = False,
+    update: Update = "singly",
 ) -> StepMemory:
     """Trace a step of one of `num_processes` processes that share a copy of the network.
 
-    `half` and `casts_parameters` are as in `trace_step`.
+    `half`, `casts_parameters` and `update` are as in `trace_step`.
     """
     return trace_step(
         network,
@@ -140,6 +153,7 @@ def trace_share(
         casts_parameters=casts_parameters,
         accumulates=accumulates,
         part=partial(narrow, num_processes=num_processes) if num_processes > 1 else None,
+        update=update,
     )
 
 
@@ -150,6 +164,7 @@ def trace_stage(
     num_micro_batches: int,
     num_stages: int,
     half: torch.dtype | None,
+    update: Update,
 ) -> StepMemory:
     """Trace a step of `rows` rows on the stage of a pipeline that takes the most memory."""
     found = []
@@ -166,6 +181,7 @@ def trace_stage(
                 accumulates=num_micro_batches > num_held,
                 part=partial(keep_stage, index=index, num_stages=num_stages),
                 num_forward=num_held,
+                update=update,
             )
         )
     return max(found, key=lambda memory: memory.peak)
@@ -285,7 +301,13 @@ def _offloaded(memory: DeviceMemory, stage: int, num_own: int, *, on_disk: bool)
 def whole_step(step: StepMemory, buckets: int = 0, *, averages: bool = False) -> DeviceMemory:
     """Return the device memory of a process that shards nothing of the traced step."""
     memory = DeviceMemory(
-        step.parameters, step.gradients, step.optimizer, step.buffers, step.activations, buckets
+        step.parameters,
+        step.gradients,
+        step.optimizer,
+        step.buffers,
+        step.activations,
+        buckets,
+        update=max(0, step.update - step.gradients),
     )
     return _with_average(memory, step.parameters, step.parameters) if averages else memory
 
@@ -315,6 +337,7 @@ def _fully_sharded(traces: Traces, num_copies: int, itemsize: int) -> DeviceMemo
         buffers=full.buffers,
         activations=activations,
         buckets=weights + gradients,
+        update=max(0, full.update - full.parameters) // num_copies,
     )
     return _with_average(memory, shard, shard) if traces.averages else memory
 

@@ -36,6 +36,7 @@ from slipway.training.job import (
     step_shape,
 )
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
+from slipway.training.recipe.optimizers import update_of
 from slipway.training.telemetry.costs import folder_bytes
 
 # Process memory for each byte of activations on the CPU: kernels and the allocator take more. The
@@ -113,6 +114,7 @@ def make_plan(
         train,
         plan.shape.per_device,
         accumulates=plan.shape.num_accumulated > 1,
+        update=update_of(plan.placement),
         model_parallel=plan.placement.model_parallel or 1,
         num_micro_batches=plan.shape.num_micro_batches if is_pipeline else 0,
     )

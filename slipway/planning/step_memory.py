@@ -9,7 +9,7 @@ import copy
 import weakref
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses
-from slipway.training.recipe.optimizers import optimizer_and_schedule
+from slipway.training.recipe.optimizers import Update, optimizer_and_schedule
 from slipway.training.recipe.precision import adapt_to_half
 
 
@@ -38,10 +38,12 @@ class StepMemory:
     optimizer: int
     buffers: int
     activations: int  # the batch, temporary results, and values for the backward pass
+    update: int = 0  # all gradients and temporary results while the optimizer updates the weights
 
     @property
     def peak(self) -> int:
-        return sum(astuple(self))
+        in_step = max(self.gradients + self.activations, self.update)
+        return self.parameters + self.optimizer + self.buffers + in_step
 
 
 class _LiveStorages(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -90,6 +92,7 @@ def trace_step(
     accumulates: bool = False,
     part: Callable[[Network], None] | None = None,
     num_forward: int = 0,
+    update: Update = "singly",
 ) -> StepMemory:
     """Trace a step on batches of `rows` rows; `network` itself is not changed.
 
@@ -101,6 +104,7 @@ def trace_step(
         part: function that removes from a copy of the network what other processes compute.
         num_forward: number of micro-batches whose forward passes a pipeline runs before the first
             backward pass; old gradients are freed before them. 0 without a pipeline.
+        update: the way in which the optimizer updates the weights.
     """
     fake = FakeTensorMode(allow_non_fake_inputs=True)
     with FakeCopyMode(fake):
@@ -113,6 +117,7 @@ def trace_step(
         _fill_gradients(copied)
         optimizer = None if casts_parameters else _stepped_optimizer(copied, params)
         state = list(_state_tensors(optimizer)) if optimizer else []
+        update_bytes = _update_bytes(copied, optimizer, state, update) if optimizer else 0
         autocast = (
             torch.autocast("cpu", dtype=half) if half and not casts_parameters else nullcontext()
         )
@@ -127,7 +132,8 @@ def trace_step(
             "optimizer": _bytes(state),
             "buffers": _bytes(copied.buffers()),
         }
-        return StepMemory(**held, activations=live.peak - sum(held.values()))
+        activations = live.peak - sum(held.values())
+        return StepMemory(**held, activations=activations, update=update_bytes)
 
 
 def step_flop(
@@ -170,6 +176,21 @@ def _stepped_optimizer(network: Network, params: TrainParams) -> Optimizer:
     optimizer = optimizer_and_schedule(network, params, 1)["optimizer"]
     optimizer.step()
     return optimizer
+
+
+def _update_bytes(
+    network: Network, optimizer: Optimizer, state: list[Tensor], update: Update
+) -> int:
+    """Return the bytes of gradients and temporary results in a step of the optimizer."""
+    held = [*network.parameters(), *state]
+    if update == "fused":
+        return _bytes(_gradients(network))
+    for group in optimizer.param_groups:
+        group["foreach"] = update == "together"
+    with _LiveStorages(network) as live:
+        live.start([*held, *_gradients(network)])
+        optimizer.step()
+    return int(live.peak) - _bytes(held)
 
 
 def _state_tensors(optimizer: Optimizer) -> list[Tensor]:

@@ -218,10 +218,12 @@ class _Planner:
         if key not in self._traces:
             network, params, any_rows = self._network, self._params, next(iter(self._traces))
             self._traces[key] = (
-                trace_all(network, params, rows, accumulates=accumulates)
+                trace_all(network, params, rows, accumulates=accumulates, update="together")
                 if self._half
                 else self._traces[any_rows]._replace(
-                    full=trace_step(network, params, rows, accumulates=accumulates)
+                    full=trace_step(
+                        network, params, rows, accumulates=accumulates, update="together"
+                    )
                 )
             )
         return self._traces[key]
@@ -332,7 +334,7 @@ class _Planner:
         stages = [len(blocks_of_stage(network, index, num_gpus)) for index in range(num_gpus)]
         part = partial(keep_stage, index=stages.index(max(stages)), num_stages=num_gpus)
         memory = trace_stage(
-            network, self._params, own_rows, num_micro_batches, num_gpus, self._half
+            network, self._params, own_rows, num_micro_batches, num_gpus, self._half, "together"
         )
         # The first micro-batch passes all stages in turn, so each stage idles for the others.
         slots = num_micro_batches + num_gpus - 1

@@ -30,6 +30,7 @@ from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.distributed.placement import Placement, place, this_host
 from slipway.training.job import PROJECT_PATHS, Paths, TrainingData, network_spec, open_data
 from slipway.training.networks.networks import build_network
+from slipway.training.recipe.optimizers import update_of
 
 PLOT = Path("reports/learning_rate.svg")
 _PARAMS = Path("params.yaml")
@@ -85,7 +86,14 @@ def _batch_trials(
     sharing = placement.model_parallel or placement.world_size
 
     def predict(rows: int) -> int:
-        traces = trace_all(network, params.train, rows, accumulates=True, model_parallel=sharing)
+        traces = trace_all(
+            network,
+            params.train,
+            rows,
+            accumulates=True,
+            update=update_of(placement),
+            model_parallel=sharing,
+        )
         return (process_bytes(traces, placement, base_bytes) - base_bytes) * placement.devices
 
     def step_seconds(rows: int, max_steps: int) -> float:

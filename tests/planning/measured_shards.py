@@ -56,6 +56,7 @@ def measure(strategy: str, width: int, num_layers: int, rows: int) -> dict[str, 
         PROJECT.train,
         rows,
         accumulates=False,
+        update="singly",
         model_parallel=2 if shares else 1,
         num_micro_batches=NUM_MICRO_BATCHES if strategy == "pipeline" else 0,
     )

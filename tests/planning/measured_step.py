@@ -24,6 +24,7 @@ from slipway.training.batches.batches import StepShape
 from slipway.training.distributed.placement import TrainingHost, place
 from slipway.training.job import TrainingData, network_spec
 from slipway.training.networks.networks import build_network
+from slipway.training.recipe.optimizers import update_of
 from slipway.training.telemetry.telemetry import peak_bytes
 from tests.packed_rows import packed_split
 from tests.packed_tables import fit_contract, table
@@ -74,14 +75,12 @@ def measure(network: str, arguments: dict[str, Any], rows: int, precision: str) 
     params = PROJECT.train.model_copy(update=changes | {"accelerator": "cpu", "num_nodes": 1})
     data = training_data(network, 2 * rows)
     half = torch.bfloat16 if precision == "bf16-mixed" else None
-    predicted = trace_step(
-        build_network(network_spec(params, data.manifest)), params, rows, half=half
-    )
+    placement = place(params, TrainingHost(0, True, None))
+    network_ = build_network(network_spec(params, data.manifest))
+    predicted = trace_step(network_, params, rows, half=half, update=update_of(placement))
     gc.collect()
     before = own_bytes()
-    rehearsal = Rehearsal(
-        7, params, data, place(params, TrainingHost(0, True, None)), StepShape(rows, rows, 1, 1)
-    )
+    rehearsal = Rehearsal(7, params, data, placement, StepShape(rows, rows, 1, 1))
     for index in range(3):
         rehearsal.step(index)
     grown = peak_bytes(on_gpu=False) - before
@@ -107,18 +106,21 @@ def _allocated(rehearsal: Rehearsal) -> int:
     return peak_of_events(profiler)
 
 
-def peak_of_events(profiler: Any) -> int:
-    """Return the peak of the tensors above the memory before the profile."""
+def peak_of_events(profiler: Any, *, with_scratch: bool = False) -> int:
+    """Return the peak of the tensors above the memory before the profile.
+
+    Memory that is freed before any other event counts only if `with_scratch` is True.
+    """
     events = [
         event for event in profiler.profiler.kineto_results.events() if event.name() == "[memory]"
     ]
     sizes: list[int] = []
     for event in sorted(events, key=lambda event: event.start_ns()):
-        if sizes and sizes[-1] == -event.nbytes() > 0:
+        if sizes and sizes[-1] == -event.nbytes() > 0 and not with_scratch:
             sizes.pop()
         else:
             sizes.append(event.nbytes())
-    return int(np.cumsum(sizes).max())
+    return int(np.cumsum(sizes).max(initial=0))
 
 
 if __name__ == "__main__":

@@ -237,7 +237,13 @@ def _divided() -> tuple[Network, Traces]:
     """A transformer of two layers, and its traces for two processes and four micro-batches."""
     built = text_network("small_transformer", width=64, num_heads=4, num_layers=2)
     return built, trace_all(
-        built, PROJECT.train, 16, accumulates=False, model_parallel=2, num_micro_batches=4
+        built,
+        PROJECT.train,
+        16,
+        accumulates=False,
+        update="singly",
+        model_parallel=2,
+        num_micro_batches=4,
     )
 
 
@@ -286,7 +292,9 @@ def test_fsdp_with_shared_layers_divides_a_processs_states_over_the_copies(
 
 def test_a_network_that_the_processes_cannot_divide_has_no_traces_of_shares() -> None:
     built = text_network("small_transformer", width=16, num_heads=2, num_layers=1)
-    traces = trace_all(built, PROJECT.train, 2, accumulates=False, model_parallel=3)
+    traces = trace_all(
+        built, PROJECT.train, 2, accumulates=False, update="singly", model_parallel=3
+    )
     assert traces.shared is None
 
 
@@ -376,7 +384,7 @@ def test_the_float32_copy_of_the_gradients_counts_only_beyond_the_activations() 
 
 def test_a_plan_for_a_gpu_predicts_the_memory_of_the_host_too(in_project: Path) -> None:
     network = build_network(spec())
-    traces = trace_all(network, PROJECT.train, 8, accumulates=False)
+    traces = trace_all(network, PROJECT.train, 8, accumulates=False, update="together")
     placement = place(PROJECT.train.model_copy(update={"strategy": "single"}), ONE_GPU)
     found = process_bytes(traces, placement, 10**9)
     assert found > 10**9 + traces.full.parameters

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from pytorch_lightning.utilities.types import OptimizerLRSchedulerConfig
@@ -16,6 +16,8 @@ from slipway.training.networks.networks import Network
 
 # Factor in [0, 1] of the peak learning rate, by optimizer step, counted from 0.
 Schedule = Callable[[int], float]
+# Updates the weights in one kernel, all in the same few kernels, or one weight after the other.
+Update = Literal["fused", "together", "singly"]
 # Start and end of one_cycle, the end relative to the start: those of torch's OneCycleLR.
 _ONE_CYCLE_START, _ONE_CYCLE_END = 1 / 25, 1e-4
 
@@ -61,6 +63,14 @@ def fuses_optimizer(placement: Placement) -> bool:
     """
     keeps_whole = placement.strategy in ("single", "ddp")
     return keeps_whole and placement.accelerator == "cpu" and placement.precision != "16-mixed"
+
+
+def update_of(placement: Placement) -> Update:
+    """Return the way in which the optimizer updates the weights."""
+    if fuses_optimizer(placement):
+        return "fused"
+    is_mixed = placement.model_parallel and placement.strategy in ("tensor_parallel", "fsdp")
+    return "together" if placement.accelerator == "gpu" and not is_mixed else "singly"
 
 
 def optimizer_names(optimizer: Any, module: nn.Module) -> list[str]:
