@@ -135,6 +135,7 @@ def draw_mixing(plan: AugmentPlan, epoch: int, keys: NDArray[np.uint64], size_px
     numbers = _Numbers(plan.seed, epoch, keys)
     mixed = numbers.chance(plan.mix_probability if plan.mixes else 0.0, "mix")
     cut = numbers.chance(_cutmix_probability(plan), "cutmix")
+    # The names select the random numbers, so they stay: others would change every training.
     cutmix_fractions = numbers.beta(plan.cutmix_alpha, "cutmix_share")
     fractions = np.where(cut, cutmix_fractions, numbers.beta(plan.mixup_alpha, "mixup_share"))
     boxes = np.where((mixed & cut)[:, None], _boxes(1 - fractions, numbers, size_px), 0)
