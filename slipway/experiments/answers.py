@@ -15,20 +15,17 @@ from dvc.exceptions import DvcException
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import Metric
+from slipway.artifacts.locations import CALIBRATION, LIVE, METRICS, PREDICTIONS
 from slipway.artifacts.uncertainty import decided_classes, read_calibration
 from slipway.data.engine.rows import read_table
 from slipway.experiments import repository
 from slipway.experiments.records import ExperimentRecord
-from slipway.experiments.results import METRICS
 from slipway.kinds.registry import Task, kind_of
 from slipway.reports.evaluation.record import read_metrics
 from slipway.reports.evaluation.tables import predictions_schema
 from slipway.reports.pages.charts import Series
 from slipway.system.errors import UnavailableError
 from slipway.training.telemetry.curves import read_curves
-
-PREDICTIONS, LIVE = Path("artifacts/predictions.parquet"), Path("reports/live")
-CALIBRATION = Path("artifacts/calibration.json")
 
 
 @dataclass(frozen=True)

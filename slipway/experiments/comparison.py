@@ -16,11 +16,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from slipway.artifacts.locations import GATES, METRICS, TRAINED, VERIFIED
 from slipway.config.mistakes import as_yaml, hint
 from slipway.config.params import read_content
 from slipway.experiments import repository
 from slipway.experiments.records import ExperimentRecord, params_of, read_records, shortened
-from slipway.experiments.results import GATES, METRICS, TRAINED, VERIFIED, read_results
+from slipway.experiments.results import read_results
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.reports.console import interval, number, text_table
 from slipway.system.errors import ParamsError

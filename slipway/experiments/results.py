@@ -7,14 +7,11 @@ from typing import Any
 
 from slipway.artifacts.certificate import read_certificate
 from slipway.artifacts.gates import read_gates
+from slipway.artifacts.locations import CERTIFICATE, GATES, METRICS, TRAINED, VERIFIED
 from slipway.config.params import value_at
 from slipway.experiments.records import Results
 from slipway.kinds.registry import KINDS, kind_of
 from slipway.reports.evaluation.record import read_baseline, read_metrics
-
-METRICS, GATES = Path("metrics/evaluate.json"), Path("metrics/gates.json")
-TRAINED = Path("metrics/train.json")
-CERTIFICATE, VERIFIED = Path("artifacts/certificate.json"), Path("metrics/verify.json")
 
 
 def read_results(root: Path, stages: Collection[str], content: dict[str, Any]) -> Results | None:

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
+from slipway.artifacts.locations import BUNDLE, CERTIFICATE, PACKED
 from slipway.artifacts.signature import SIGNATURE, sign, signing_key, verify_by_any
 from slipway.data.engine.rows import read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
@@ -33,9 +34,6 @@ from slipway.system import files
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import BundleError, IntegrityError, SlipwayError
 
-BUNDLE = Path("artifacts/bundle")
-CERTIFICATE = Path("artifacts/certificate.json")
-PACKED = Path("data/packed")
 RELEASED = Path("artifacts/reference_model")
 RECORD = "release.json"
 ROWS = "known_rows.parquet"

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
+from slipway.artifacts.locations import BUNDLE
 from slipway.config.loop import LoopParams
 from slipway.config.params import Params
 from slipway.drift.reference import Reference, read_reference
-from slipway.export.release import BUNDLE
 from slipway.loop.journal import FOLDER, JOURNAL, Cycle, LoopError, read_journal
 from slipway.loop.label_keys import KeyRecord, key_name, suspicious_keys
 from slipway.loop.machine import CandidateFacts, LoopFacts

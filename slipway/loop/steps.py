@@ -14,6 +14,7 @@ from typing import Any
 
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import read_certificate
+from slipway.artifacts.locations import BUNDLE, CERTIFICATE, ENGINE, MODEL, PACKED
 from slipway.config import edit
 from slipway.config.params import load_params, value_at
 from slipway.data.merge.__main__ import merge, merged_params
@@ -24,7 +25,6 @@ from slipway.experiments.records import ExperimentRecord, free_name, read_record
 from slipway.experiments.run import PARAMS, ExperimentRequest
 from slipway.experiments.run import run as run_pipeline
 from slipway.export.reference_model import answer_test_rows, open_reference
-from slipway.export.release import BUNDLE, CERTIFICATE, PACKED
 from slipway.loop.comparison import compare_models, judge
 from slipway.loop.decision_page import PAGE, decision_page
 from slipway.loop.decisions import REQUEST, new_request, read_request
@@ -49,8 +49,7 @@ from slipway.traffic.monitoring_records import (
 from slipway.traffic.selection import LoggedItem, collect
 
 DATA = Path("data/loop")
-WEIGHTS = Path("artifacts/model/weights.safetensors")
-ENGINE = Path("artifacts/engine")
+WEIGHTS = MODEL / "weights.safetensors"
 _MODEL = "model.json"  # beside the weights
 _WEBHOOK_S = 10.0
 DONE: dict[Action, StepName] = {

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.artifacts.locations import PACKED
 from slipway.config.params import Params
 from slipway.config.training import SHARING
 from slipway.config.yaml_files import read_yaml
@@ -27,7 +28,7 @@ from slipway.system.user_code import UserCode, definition_place, failure, fault_
 if TYPE_CHECKING:
     from slipway.training.networks.networks import Network, NetworkSpec
 
-_PACKED, _PASSED = Path("data/packed"), Path(".work/user_code.json")
+_PASSED = Path(".work/user_code.json")
 _NUM_ROWS = 8  # rows of a tried step, and of the exported graph's largest batch
 
 
@@ -72,7 +73,7 @@ def check_tracked(params: Params) -> None:
 
 
 def _key(params: Params, codes: list[UserCode]) -> str:
-    manifest = _PACKED / "manifest.json"
+    manifest = PACKED / "manifest.json"
     sections = (params.data, params.precompute, params.train, params.export, params.verify)
     return files.digest_json(
         {
@@ -94,7 +95,7 @@ def _spec(params: Params) -> "NetworkSpec":
     if "early_spec" in inputs.parts:
         early = inputs.load_part("early_spec")(params)
     with contextlib.suppress(SchemaError, DataError):
-        manifest = read_manifest(_PACKED)
+        manifest = read_manifest(PACKED)
         packed = network_spec(params.train, manifest)
         has_shape = early is None or packed.input.shape == early.input.shape
         if manifest.task == params.data.task and has_shape:

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from slipway.artifacts.locations import AUGMENTED, PACKED
 from slipway.config.edit import propose
 from slipway.config.params import Params
 from slipway.config.stage_run import run_stage
@@ -270,9 +271,7 @@ def _notes(project: ProfiledProject, facts: Facts, account: StepAccount) -> list
 
 def _profile(params: Params, arguments: argparse.Namespace) -> None:
     require_gradient_steps(params.train.network, "slipway profile")
-    project = ProfiledProject(
-        params, Path("data/packed"), Path("data/augmented"), Path(), Path(".work/profile")
-    )
+    project = ProfiledProject(params, PACKED, AUGMENTED, Path(), Path(".work/profile"))
     found = profile_project(project, trials=not arguments.no_trials)
     if (arguments.prove or arguments.apply) and found.proposal:
         found = found.model_copy(update={"proof": prove(project, found.proposal)})

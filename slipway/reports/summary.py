@@ -12,6 +12,7 @@ from typing import Any
 from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import Certificate, read_certificate
 from slipway.artifacts.gates import not_passed
+from slipway.artifacts.locations import BUNDLE, CERTIFICATE, METRICS, TRAINED
 from slipway.config.stage_run import run_stage
 from slipway.kinds.registry import are_trees, kind_of
 from slipway.reports.console import baseline_cells, interval, number, text_table
@@ -60,8 +61,8 @@ def summary(root: Path) -> str:
 
 
 def _read(root: Path) -> tuple[LoadedBundle, Certificate]:
-    bundle = load_bundle(root / "artifacts/bundle")
-    certificate = read_certificate(root / "artifacts/certificate.json")
+    bundle = load_bundle(root / BUNDLE)
+    certificate = read_certificate(root / CERTIFICATE)
     if certificate.bundle_digest != bundle.digest:
         raise CertificateError(
             f"the certificate is for bundle {certificate.bundle_digest[:12]}, "
@@ -108,7 +109,7 @@ def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
             f"  {steps} optimizer steps in {epochs} epochs are few: below about {_FEW_STEPS} a "
             "network\n  rarely ends its learning. Raise train.epochs, or lower train.batch_size."
         )
-    trained = root / "metrics/train.json"
+    trained = root / TRAINED
     if failed := trained.is_file() and json.loads(trained.read_text()).get("failed_loggers"):
         hints.append(
             f"  the logger {failed} failed, so it lacks a part of the training. "
@@ -124,7 +125,7 @@ def _hints(root: Path, train: Mapping[str, Any]) -> list[str]:
 
 def _metrics(root: Path, bundle: LoadedBundle, certificate: Certificate) -> str:
     target, baseline = kind_of(bundle.manifest.task).target, bundle.manifest.baseline
-    metrics = read_metrics(root / "metrics/evaluate.json")
+    metrics = read_metrics(root / METRICS)
     gated = [gate.name for gate in certificate.gate_results if gate.name in metrics]
     shown = {name: metrics[name] for name in (*target.summary_metrics, *gated)}
     rows = [

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipway.artifacts.bundle import Metric
+from slipway.artifacts.locations import TRAINED
 from slipway.experiments.causes import find_cause
 from slipway.experiments.records import log_path
 from slipway.experiments.repository import dvc_environment
@@ -28,7 +29,6 @@ from slipway.system.errors import SchemaError, SlipwayError
 from slipway.training.checkpoints.checkpoints import newest_manifest
 from slipway.training.distributed.stop_signals import PAUSE
 
-METRICS = Path("metrics/train.json")
 _KILLED = re.compile(r"exited with (-9|-15|137|143)\b")
 _NO_SPACE = re.compile(r"No space left on device|Disk quota exceeded")
 _ATTEMPTS = 3  # attempts of a training whose process is killed from outside
@@ -189,11 +189,11 @@ def _finished(
     folder: Path, plan: TrialPlan, stop: threading.Event, gpus: ReservedGpus
 ) -> JobResult:
     """Measure the trained model, save the trial as an experiment, and return the result."""
-    content = json.loads((folder / METRICS).read_bytes())
+    content = json.loads((folder / TRAINED).read_bytes())
     key = f"val_{plan.metric}"
     if key not in content:
         raise SchemaError(
-            f"{METRICS} of {plan.name} has no {key}, expected the metric that the search selects "
+            f"{TRAINED} of {plan.name} has no {key}, expected the metric that the search selects "
             "by. Restore the stage train of dvc.yaml."
         )
     measured = _start_measuring(folder, plan, gpus)
@@ -237,7 +237,7 @@ def _save(folder: Path, plan: TrialPlan) -> None:
     All stages before train are in dvc.lock already, so only train is committed: each commit takes
     over a second. Without the name of the stage, DVC would record later stages, too.
     """
-    command = ["exp", "save", "--force", "--name", plan.name, "-I", str(METRICS), "train"]
+    command = ["exp", "save", "--force", "--name", plan.name, "-I", str(TRAINED), "train"]
     log = log_path(plan.name).resolve()
     with held(_SAVING):
         for _ in range(_SAVES):

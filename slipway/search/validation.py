@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
+from slipway.artifacts.locations import MODEL, PACKED
 from slipway.config.params import load_params
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.metrics.scores import Resampling, measure
 from slipway.system import files
 from slipway.system.command_run import run_command
-
-MODEL, PACKED = Path("artifacts/model"), Path("data/packed")
 
 
 def run() -> None:

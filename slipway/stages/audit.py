@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from slipway.artifacts.locations import AUGMENTED, PACKED, SPLIT
 from slipway.config.params import Params
 from slipway.config.stage_run import run_stage
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
@@ -11,9 +12,6 @@ from slipway.reports.evaluation.label_issues import LabelIssues, judge, report, 
 from slipway.reports.pages.label_issues_page import label_issues_page, page_of_no_audit
 from slipway.system import files
 
-PACKED = Path("data/packed")
-AUGMENTED = Path("data/augmented")
-SPLIT = Path("data/split")
 WORK = Path(".work/audit")
 REPORT = Path("reports/label_issues.json")
 PAGE = Path("reports/label_issues.html")

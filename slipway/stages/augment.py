@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from slipway.artifacts.locations import AUGMENTED, PACKED
 from slipway.config.params import Params
 from slipway.config.stage_run import run_stage
 from slipway.data.augmentation.plan import (
@@ -22,8 +23,6 @@ from slipway.system import files
 from slipway.training.augmentation.contact_sheet import contact_sheet
 from slipway.training.augmentation.offline_copies import write_copies
 
-PACKED = Path("data/packed")
-AUGMENTED = Path("data/augmented")
 SHEET = Path("reports/augment.png")
 PAGE = Path("reports/data.html")
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from slipway.artifacts.locations import CLEAN
 from slipway.config.params import Params
 from slipway.config.sections import CleanParams, DataParams
 from slipway.config.stage_run import run_stage
@@ -17,7 +18,6 @@ from slipway.reports.pages.clean_page import clean_page, pictures_of
 from slipway.system import files
 from slipway.system.errors import DataError
 
-CLEAN = Path("data/clean")
 REPORT = Path("reports/clean.json")
 PAGE = Path("reports/clean.html")
 COLUMNS = Path("reports/columns.yaml")

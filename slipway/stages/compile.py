@@ -17,6 +17,7 @@ from slipway.artifacts.engine_manifest import (
     Profile,
     write_skipped_build,
 )
+from slipway.artifacts.locations import BUNDLE, ENGINE, REBUILT_ENGINE
 from slipway.config.stage_run import run_stage
 from slipway.runtimes.compilation import compile_engine, why_no_engine
 from slipway.runtimes.rebuild import rebuild_engine
@@ -27,9 +28,6 @@ from slipway.system.errors import EngineError
 if TYPE_CHECKING:
     from slipway.config.params import Params
 
-BUNDLE = Path("artifacts/bundle")
-ENGINE = Path("artifacts/engine")
-REBUILT = Path("artifacts/rebuilt_engine")  # the service looks for a rebuilt engine here
 _PRECISION: dict[str, Precision] = {"fp32": "fp32", "fp16": "fp16", "int8_tensorrt": "int8"}
 TIMING_CACHE = Path(".work/compile/timing.cache")
 
@@ -88,10 +86,10 @@ def _request(params: "Params", bundle: LoadedBundle) -> EngineRequest:
 
 
 def _rebuild() -> None:
-    certificate = rebuild_engine(BUNDLE, ENGINE, REBUILT)
+    certificate = rebuild_engine(BUNDLE, ENGINE, REBUILT_ENGINE)
     print(
         f"tensorrt/{certificate.execution.variant}: compiled and certified on "
-        f"{certificate.golden_rows.rows} golden rows, into {REBUILT}"
+        f"{certificate.golden_rows.rows} golden rows, into {REBUILT_ENGINE}"
     )
 
 

@@ -4,6 +4,17 @@ from functools import partial
 from pathlib import Path
 
 from slipway.artifacts.gates import gates_text, write_gates
+from slipway.artifacts.locations import (
+    CALIBRATION,
+    GATES,
+    LIVE,
+    METRICS,
+    MODEL,
+    OOD_SCORE,
+    PACKED,
+    PREDICTIONS,
+    SPLIT,
+)
 from slipway.artifacts.uncertainty import write_calibration
 from slipway.config.params import Params
 from slipway.config.sections import DataParams
@@ -35,11 +46,6 @@ from slipway.training.uncertainty.member_answers import ensemble_answers
 from slipway.training.uncertainty.ood_score import save_ood_score
 from slipway.training.uncertainty.prediction import default_device
 
-MODEL = Path("artifacts/model")
-PACKED, SPLIT, LIVE = Path("data/packed"), Path("data/split"), Path("reports/live")
-CALIBRATION, OOD_SCORE = Path("artifacts/calibration.json"), Path("artifacts/ood_score.safetensors")
-PREDICTIONS = Path("artifacts/predictions.parquet")
-METRICS, GATES = Path("metrics/evaluate.json"), Path("metrics/gates.json")
 CONFUSION, SCATTER = Path("reports/confusion.csv"), Path("reports/scatter.csv")
 RELIABILITY, SLICES = Path("reports/reliability.csv"), Path("reports/slices.csv")
 PAGE = Path("reports/evaluate.html")

@@ -3,6 +3,15 @@
 from functools import partial
 from pathlib import Path
 
+from slipway.artifacts.locations import (
+    BUNDLE,
+    CALIBRATION,
+    METRICS,
+    MODEL,
+    OOD_SCORE,
+    PACKED,
+    PRUNED,
+)
 from slipway.artifacts.uncertainty import read_calibration
 from slipway.config.params import Params
 from slipway.config.seals import sealed_params
@@ -13,14 +22,7 @@ from slipway.reports.evaluation.record import read_baseline, read_coverage, read
 from slipway.reports.pages.leaderboard_page import leaderboard_page, leaderboard_text
 from slipway.system import files
 
-CHECKPOINT = Path("artifacts/model")
-PACKED = Path("data/packed")
-METRICS = Path("metrics/evaluate.json")
-CALIBRATION = Path("artifacts/calibration.json")
-OOD_SCORE = Path("artifacts/ood_score.safetensors")
-PRUNED = Path("artifacts/pruned")
 CLEAN, SPLIT = Path("reports/clean.json"), Path("reports/split.json")
-BUNDLE = Path("artifacts/bundle")
 LEADERBOARD = Path("reports/leaderboard.json")
 PAGE = Path("reports/leaderboard.html")
 
@@ -39,10 +41,10 @@ def run(params: Params) -> None:
     from slipway.training.pruning.result import load_pruned, read_pruned
     from slipway.training.uncertainty.calibrated_network import calibrated
 
-    card, calibration = read_model_manifest(CHECKPOINT), read_calibration(CALIBRATION)
+    card, calibration = read_model_manifest(MODEL), read_calibration(CALIBRATION)
     smaller = read_pruned(PRUNED, card.weights_sha256)
     trained = Trained(
-        network=calibrated(load_network(CHECKPOINT), calibration, OOD_SCORE),
+        network=calibrated(load_network(MODEL), calibration, OOD_SCORE),
         task=card.network.task,
         input=card.network.input,
         labels=card.network.classes,
@@ -70,8 +72,8 @@ def run(params: Params) -> None:
         recent_from=clean.get("recent_from"),
     )
     read = [
-        CHECKPOINT / weights_file(card.network.name),
-        CHECKPOINT / "model.json",
+        MODEL / weights_file(card.network.name),
+        MODEL / "model.json",
         PACKED / "manifest.json",
         METRICS,
         CALIBRATION,

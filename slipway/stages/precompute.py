@@ -8,15 +8,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from slipway.artifacts.locations import CLEAN, PACKED, SPLIT
 from slipway.config.params import Params
 from slipway.config.stage_run import run_stage
 from slipway.data.engine.rows import SPLIT_ROWS, read_table
 from slipway.data.store.packed import PackPaths
 from slipway.kinds.registry import kind_of
 
-CLEAN = Path("data/clean")
-SPLIT = Path("data/split")
-PACKED = Path("data/packed")
 WORK = Path(".work/precompute")
 
 

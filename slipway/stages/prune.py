@@ -2,15 +2,12 @@
 
 from pathlib import Path
 
+from slipway.artifacts.locations import AUGMENTED, MODEL, PACKED, PRUNED
 from slipway.config.params import Params
 from slipway.config.sections import MeasuringParams
 from slipway.config.stage_run import run_stage
 from slipway.system import files
 
-MODEL = Path("artifacts/model")
-PACKED = Path("data/packed")
-AUGMENTED = Path("data/augmented")
-PRUNED = Path("artifacts/pruned")
 REPORT = Path("reports/prune.json")
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from slipway.artifacts.locations import CLEAN, SPLIT
 from slipway.config.params import Params
 from slipway.config.stage_run import run_stage
 from slipway.data.engine.rows import PURGED, ROWS, SPLIT_ROWS, read_table, write_table
@@ -12,8 +13,6 @@ from slipway.kinds.registry import kind_of
 from slipway.reports.pages.split_page import split_page
 from slipway.system import files
 
-CLEAN = Path("data/clean")
-SPLIT = Path("data/split")
 REPORT = Path("reports/split.json")
 PAGE = Path("reports/split.html")
 

@@ -11,6 +11,18 @@ from slipway.artifacts.bundle import LoadedBundle, load_bundle
 from slipway.artifacts.certificate import first_fault, write_certificate
 from slipway.artifacts.engine_manifest import ENGINE_MANIFEST
 from slipway.artifacts.gates import gates_text, not_passed, read_gates
+from slipway.artifacts.locations import (
+    BUNDLE,
+    CALIBRATION,
+    CERTIFICATE,
+    ENGINE,
+    GATES,
+    METRICS,
+    MODEL,
+    OOD_SCORE,
+    PACKED,
+    VERIFIED,
+)
 from slipway.artifacts.uncertainty import read_calibration
 from slipway.config.params import Params
 from slipway.config.stage_run import run_stage
@@ -22,16 +34,7 @@ if TYPE_CHECKING:
     from slipway.export.certification.comparison import HopComparison
     from slipway.export.certification.hops import Measured
 
-PACKED = Path("data/packed")
-CHECKPOINT = Path("artifacts/model")
-CALIBRATION = Path("artifacts/calibration.json")
-OOD_SCORE = Path("artifacts/ood_score.safetensors")
-BUNDLE = Path("artifacts/bundle")
-ENGINE = Path("artifacts/engine")
 ENGINE_CACHE = Path(".work/engine_cache")  # the service uses the same cache
-CERTIFICATE = Path("artifacts/certificate.json")
-METRICS = Path("metrics/verify.json")
-GATES, EVALUATION = Path("metrics/gates.json"), Path("metrics/evaluate.json")
 PAGE = Path("reports/verify.html")
 DRAFT = Path(".work/verify/certificate.json")
 # A folder that does not exist, because the certificate covers no engine rebuilt on one machine.
@@ -53,7 +56,7 @@ def run(params: Params) -> None:
     )
     from slipway.training.uncertainty.calibrated_network import calibrated
 
-    bundle, trained = load_bundle(BUNDLE), load_network(CHECKPOINT)
+    bundle, trained = load_bundle(BUNDLE), load_network(MODEL)
     bundle.verify()
     network = calibrated(
         trained, read_calibration(CALIBRATION, bundle.manifest.calibration), OOD_SCORE
@@ -64,11 +67,11 @@ def run(params: Params) -> None:
     )
     read = [
         BUNDLE / "bundle.json",
-        CHECKPOINT / "model.json",
-        CHECKPOINT / weights_file(trained.spec.name),
+        MODEL / "model.json",
+        MODEL / weights_file(trained.spec.name),
         PACKED / "manifest.json",
     ]
-    read += [CALIBRATION, OOD_SCORE, GATES, EVALUATION]
+    read += [CALIBRATION, OOD_SCORE, GATES, METRICS]
     digests = verdict.digest_everything(bundle, read + sorted(ENGINE.glob("*")))
     gates = read_gates(GATES)
     verdict.refuse_changed({judged.path: judged.sha256 for judged in gates.judged}, bundle)
@@ -81,13 +84,13 @@ def run(params: Params) -> None:
         *runner.run_onnx_tensorrt(ENGINE, ENGINE_CACHE),
         runner.run_engine(ENGINE, engine_digest),
     ]
-    manifest = read_model_manifest(CHECKPOINT)
+    manifest = read_model_manifest(MODEL)
     certify = partial(
         verdict.make_certificate,
         bundle,
         digests=digests,
         gates=gates.results,
-        user_code=verdict.user_code_of(bundle, manifest.user_code, EVALUATION),
+        user_code=verdict.user_code_of(bundle, manifest.user_code, METRICS),
         training=[str(segment) for segment in manifest.segments],
         engine_digest=engine_digest,
     )
@@ -99,7 +102,7 @@ def run(params: Params) -> None:
         verdict.refuse_changed(digests, bundle)
     certificate = certify(hops, draft=False)
     write_certificate(CERTIFICATE, certificate)
-    files.write_json(METRICS, verdict.summarise(certificate))
+    files.write_json(VERIFIED, verdict.summarise(certificate))
     shown = HopAnswers(
         rows.task,
         rows.classes,

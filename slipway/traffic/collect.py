@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from slipway.artifacts.bundle import Bundle, load_bundle
 from slipway.artifacts.label_sets import labels_in
+from slipway.artifacts.locations import BUNDLE
 from slipway.inputs.columns import Column, ColumnContract
 from slipway.inputs.images import ImageContract
 from slipway.inputs.texts import TextContract
@@ -133,7 +134,7 @@ _SERVICE_PATHS: dict[str, tuple[str, Path | None]] = {
     "--request-log": ("SLIPWAY_REQUEST_LOG_DIRECTORY", None),
     "--access-log": ("SLIPWAY_ACCESS_LOG_DIRECTORY", None),
     "--state": ("SLIPWAY_STATE", DEFAULT_STATE),
-    "--bundle": ("SLIPWAY_BUNDLE", Path("artifacts/bundle")),
+    "--bundle": ("SLIPWAY_BUNDLE", BUNDLE),
 }
 
 

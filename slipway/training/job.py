@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from slipway.artifacts.locations import AUGMENTED, LIVE, MODEL, PACKED, TRAINED
 from slipway.artifacts.training_setup import RunSegment
 from slipway.config.training import TrainParams
 from slipway.data.augmentation.plan import AugmentPlan, open_augmented
@@ -96,11 +97,11 @@ class Paths:
 
 
 PROJECT_PATHS = Paths(
-    packed=Path("data/packed"),
-    augmented=Path("data/augmented"),
-    model=Path("artifacts/model"),
-    metrics=Path("metrics/train.json"),
-    live=Path("reports/live"),
+    packed=PACKED,
+    augmented=AUGMENTED,
+    model=MODEL,
+    metrics=TRAINED,
+    live=LIVE,
     work=Path(".work/train"),
     tensorboard=Path(".work/tensorboard"),
     log=Path(".work/log"),

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from slipway.experiments.results import TRAINED, _devices
+from slipway.artifacts.locations import TRAINED
+from slipway.experiments.results import _devices
 
 pytestmark = pytest.mark.unit
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from slipway.artifacts import locations
 from slipway.artifacts.bundle import CARD, Lineage, load_bundle
 from slipway.config.params import Params
 from slipway.export.model_card import CardFacts, model_card, read_report
@@ -136,15 +137,15 @@ def test_the_export_stage_bundles_a_model_card_that_must_not_change(
             update={"export": export_params.export.model_copy(update={"variants": ["fp32"]})}
         )
     )
-    bundle = load_bundle(export.BUNDLE)
+    bundle = load_bundle(locations.BUNDLE)
     bundle.verify()
     card = bundle.card()
     assert card is not None
     assert card.startswith("# Image classification: one of 3 classes")
-    (export.BUNDLE / CARD).write_text(card.replace("41", "42"))
+    (locations.BUNDLE / CARD).write_text(card.replace("41", "42"))
     with pytest.raises(BundleError, match="was altered"):
         bundle.verify()
-    (export.BUNDLE / CARD).unlink()
+    (locations.BUNDLE / CARD).unlink()
     with pytest.raises(BundleError, match="is missing"):
         bundle.verify()
 

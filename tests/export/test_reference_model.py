@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from slipway.artifacts import locations
 from slipway.artifacts.bundle import CARD, MANIFEST, Lineage, load_bundle
 from slipway.artifacts.golden_rows import FILE as GOLDEN_ROWS
 from slipway.config.sections import DataParams
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.data.tables.source import read_json_rows
 from slipway.data.texts.source import raw_rows
-from slipway.export import release as releasing
 from slipway.export.reference_model import answer_test_rows, open_reference
 from slipway.export.release import RELEASED, read_known_rows, release
 from slipway.inputs.columns import encode_rows, read_row
@@ -259,18 +259,18 @@ def certified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PackedManifest
     """Make a project with a packed table, and a certified bundle from it."""
     monkeypatch.chdir(tmp_path)
     manifest = write_packed_table(
-        releasing.PACKED, "table_classification", {"train": 30, "val": 10, "test": 12}
+        locations.PACKED, "table_classification", {"train": 30, "val": 10, "test": 12}
     )
-    digests = {"data/packed/manifest.json": files.sha256_file(releasing.PACKED / "manifest.json")}
+    digests = {"data/packed/manifest.json": files.sha256_file(locations.PACKED / "manifest.json")}
     lineage = Lineage(git_revision=None, git_dirty=False, params={}, data=None, digests=digests)
     bundle = write_bundle(
-        releasing.BUNDLE,
+        locations.BUNDLE,
         row_classifier(),
         lineage=lineage,
         card_sha256=files.sha256_bytes(b"# A card"),
     )
-    (releasing.BUNDLE / CARD).write_bytes(b"# A card")
-    certify(releasing.CERTIFICATE, with_golden_rows(bundle))
+    (locations.BUNDLE / CARD).write_bytes(b"# A card")
+    certify(locations.CERTIFICATE, with_golden_rows(bundle))
     assert not kind_of(manifest.task).input.has_pixels
     return manifest
 
@@ -285,13 +285,13 @@ def test_release_copies_a_certified_bundle_with_its_certificate_and_row_ids(
     said = release()
     bundle = load_bundle(RELEASED)
     bundle.verify()
-    assert bundle.digest == load_bundle(releasing.BUNDLE).digest
+    assert bundle.digest == load_bundle(locations.BUNDLE).digest
     assert {MANIFEST, CARD, GOLDEN_ROWS} <= {path.name for path in RELEASED.iterdir()}
-    assert (RELEASED / "certificate.json").read_bytes() == releasing.CERTIFICATE.read_bytes()
+    assert (RELEASED / "certificate.json").read_bytes() == locations.CERTIFICATE.read_bytes()
     assert bundle.version in said
     assert "40 training and validation rows" in said
     known, knowledge = read_known_rows(
-        bundle, packed_ids(28, 20), releasing.PACKED
+        bundle, packed_ids(28, 20), locations.PACKED
     )  # 2 of train, 10 of val, 8 of test
     assert known is not None
     assert known.tolist() == [True] * 12 + [False] * 8
@@ -311,7 +311,7 @@ def test_release_refuses_an_uncertified_bundle_and_keeps_the_earlier_release(
 ) -> None:
     release()
     before = (RELEASED / "release.json").read_bytes()
-    certify(releasing.CERTIFICATE, load_bundle(releasing.BUNDLE), status=status)
+    certify(locations.CERTIFICATE, load_bundle(locations.BUNDLE), status=status)
     with pytest.raises(CertificateError, match="expected 'certified'"):
         release()
     assert (RELEASED / "release.json").read_bytes() == before
@@ -323,14 +323,14 @@ def test_release_refuses_a_bundle_with_missed_or_unjudged_gates(
 ) -> None:
     release()
     before = (RELEASED / "release.json").read_bytes()
-    certify(releasing.CERTIFICATE, load_bundle(releasing.BUNDLE), gates=[gate(value)])
+    certify(locations.CERTIFICATE, load_bundle(locations.BUNDLE), gates=[gate(value)])
     with pytest.raises(GateMissedError, match=r"accuracy is .*required at least 0\.8"):
         release()
     assert (RELEASED / "release.json").read_bytes() == before
 
 
 def test_release_refuses_an_altered_bundle(certified: PackedManifest) -> None:
-    path = releasing.BUNDLE / "model_fp32.onnx"
+    path = locations.BUNDLE / "model_fp32.onnx"
     path.write_bytes(path.read_bytes() + b"!")
     with pytest.raises(BundleError, match="was altered"):
         release()
@@ -340,11 +340,11 @@ def test_release_refuses_an_altered_bundle(certified: PackedManifest) -> None:
 def test_release_of_a_bundle_whose_rows_were_packed_again_has_no_row_ids(
     certified: PackedManifest,
 ) -> None:
-    (releasing.PACKED / "manifest.json").write_text(
-        (releasing.PACKED / "manifest.json").read_text() + "\n"
+    (locations.PACKED / "manifest.json").write_text(
+        (locations.PACKED / "manifest.json").read_text() + "\n"
     )
     assert "without the ids of its training rows" in release()
-    known, knowledge = read_known_rows(load_bundle(RELEASED), packed_ids(0, 5), releasing.PACKED)
+    known, knowledge = read_known_rows(load_bundle(RELEASED), packed_ids(0, 5), locations.PACKED)
     assert known is None
     assert "training rows are unknown" in knowledge
 
@@ -353,7 +353,7 @@ def test_reference_model_of_the_same_packed_rows_was_not_trained_on_test_rows(
     certified: PackedManifest,
 ) -> None:
     known, knowledge = read_known_rows(
-        load_bundle(releasing.BUNDLE), packed_ids(40, 12), releasing.PACKED
+        load_bundle(locations.BUNDLE), packed_ids(40, 12), locations.PACKED
     )
     assert known is not None
     assert not known.any()
@@ -367,7 +367,7 @@ def test_altered_row_ids_and_a_release_record_of_another_bundle_are_refused(
     bundle, path = load_bundle(RELEASED), RELEASED / "known_rows.parquet"
     path.write_bytes(path.read_bytes() + b"!")
     with pytest.raises(IntegrityError, match="altered since the release"):
-        read_known_rows(bundle, [], releasing.PACKED)
+        read_known_rows(bundle, [], locations.PACKED)
     write_bundle(RELEASED, row_classifier())
     with pytest.raises(IntegrityError, match="is for bundle"):
-        read_known_rows(load_bundle(RELEASED), [], releasing.PACKED)
+        read_known_rows(load_bundle(RELEASED), [], locations.PACKED)

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from slipway.artifacts import locations
 from slipway.data.engine.rows import PACKED_ROWS, read_table
 from slipway.data.store.packed import write_split
 from slipway.kinds.registry import Task
@@ -19,11 +20,11 @@ Project = Callable[[Task], None]
 
 
 OUTPUTS = [
-    evaluate.GATES,
-    evaluate.CALIBRATION,
-    evaluate.OOD_SCORE,
-    evaluate.PREDICTIONS,
-    evaluate.METRICS,
+    locations.GATES,
+    locations.CALIBRATION,
+    locations.OOD_SCORE,
+    locations.PREDICTIONS,
+    locations.METRICS,
     evaluate.CONFUSION,
     evaluate.SCATTER,
     evaluate.RELIABILITY,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import yaml
 
+from slipway.artifacts import locations
 from slipway.data.engine.rows import read_table
 from slipway.kinds.registry import Task
 from slipway.reports.evaluation.record import read_metrics
@@ -31,12 +32,12 @@ def test_a_classification_writes_every_output(
 ) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
-    content = json.loads(evaluate.METRICS.read_text())
+    content = json.loads(locations.METRICS.read_text())
     assert content["rows"] == NUM_TEST_ROWS
     assert content["accuracy"] == pytest.approx(
         16 / 21
     )  # rows 0, 5, 10, 15 and 20 have another target
-    assert content["accuracy"] == read_metrics(evaluate.METRICS)["accuracy"].value
+    assert content["accuracy"] == read_metrics(locations.METRICS)["accuracy"].value
     assert [entry["class"] for entry in content["per_class"]] == CLASSES
     assert sum(entry["rows"] for entry in content["per_class"]) == NUM_TEST_ROWS
     assert {entry["name"] for entry in content["calibration"]} >= {
@@ -58,7 +59,7 @@ def test_a_classification_writes_every_output(
 def test_predictions_and_confusion_hold_each_test_row_once(project: Project) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
-    table = read_table(evaluate.PREDICTIONS, predictions_schema("image_classification"))
+    table = read_table(locations.PREDICTIONS, predictions_schema("image_classification"))
     assert table["id"].to_pylist() == [f"{row:032x}" for row in range(NUM_TEST_ROWS)]
     assert len(set(table["source"].to_pylist())) == NUM_TEST_ROWS
     assert not any(table["leaked"].to_pylist())
@@ -76,7 +77,7 @@ def test_the_reliability_table_has_every_test_row_in_one_bin_with_its_accuracy(
 ) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
-    table = read_table(evaluate.PREDICTIONS, predictions_schema("image_classification"))
+    table = read_table(locations.PREDICTIONS, predictions_schema("image_classification"))
     hits = np.array(table["target"].to_pylist()) == np.array(table["prediction"].to_pylist())
     with evaluate.RELIABILITY.open(newline="") as file:
         bins = [{name: float(value) for name, value in row.items()} for row in csv.DictReader(file)]
@@ -94,7 +95,7 @@ def test_the_reliability_table_has_every_test_row_in_one_bin_with_its_accuracy(
 def test_a_numeric_target_writes_every_output(project: Project) -> None:
     project("image_regression")
     evaluate.run(params_with("image_regression", {}))
-    content = json.loads(evaluate.METRICS.read_text())
+    content = json.loads(locations.METRICS.read_text())
     assert set(content) == {
         "rmse",
         "mae",
@@ -112,7 +113,7 @@ def test_a_numeric_target_writes_every_output(project: Project) -> None:
         "ood_fraction",
         "calibration",
     }
-    table = read_table(evaluate.PREDICTIONS, predictions_schema("image_regression"))
+    table = read_table(locations.PREDICTIONS, predictions_schema("image_regression"))
     assert table.num_rows == NUM_TEST_ROWS
     assert content["mse"] == pytest.approx(
         5 / 21

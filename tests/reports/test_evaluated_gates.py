@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from slipway.artifacts import locations
 from slipway.artifacts.gates import not_passed, read_gates
 from slipway.kinds.registry import Task
 from slipway.kinds.targets import CLASS
@@ -53,15 +54,15 @@ def test_a_user_metric_is_measured_gated_and_shown_like_a_built_in_metric(
             slice_min_rows=5,
         )
     )
-    content = json.loads(evaluate.METRICS.read_text())
+    content = json.loads(locations.METRICS.read_text())
     assert (content["hits"], content["hits_without_leaked"]) == (content["accuracy"], 1)
-    assert read_baseline(evaluate.METRICS)["hits"] == read_baseline(evaluate.METRICS)["accuracy"]
-    measured = read_metrics(evaluate.METRICS)["hits"]
+    assert read_baseline(locations.METRICS)["hits"] == read_baseline(locations.METRICS)["accuracy"]
+    measured = read_metrics(locations.METRICS)["hits"]
     assert measured.low < measured.value < measured.high
-    results = read_gates(evaluate.GATES).results
+    results = read_gates(locations.GATES).results
     assert (results[0].measured, results[0].outcome) == (measured, "missed")
     assert {result.name for result in results if result.is_of_slice} == {"hits"}
-    (code,) = read_user_code(evaluate.METRICS)
+    (code,) = read_user_code(locations.METRICS)
     assert (code.key, code.name) == ("evaluate.metrics", "own_scores:hits")
     assert "hits 0.7619" in capsys.readouterr().out
     assert evaluate.PAGE.read_text().count("Hits") >= 2
@@ -77,7 +78,7 @@ def test_every_missed_gate_is_recorded_with_its_interval_rows_and_key_and_fails_
         "recall_macro": {"min": 0.1, "max": None},
     }
     evaluate.run(params_with("image_classification", gates))
-    report = read_gates(evaluate.GATES)
+    report = read_gates(locations.GATES)
     assert report.gates == "missed"
     assert {result.name: result.outcome for result in report.results} == {
         "accuracy": "missed",
@@ -100,25 +101,25 @@ def test_a_changed_gate_changes_no_file_that_export_reads(project: Project) -> N
     before = {path: path.read_bytes() for path in OUTPUTS}
     evaluate.run(params_with("image_classification", {"accuracy": {"min": 0.9, "max": None}}))
     changed = {path for path, content in before.items() if path.read_bytes() != content}
-    assert changed == {evaluate.GATES, evaluate.PAGE}
+    assert changed == {locations.GATES, evaluate.PAGE}
 
 
 def test_a_gate_file_whose_verdict_contradicts_its_results_is_refused(project: Project) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {"accuracy": {"min": 0.9, "max": None}}))
-    content = json.loads(evaluate.GATES.read_text())
-    evaluate.GATES.write_text(json.dumps(content | {"gates": "passed"}))
+    content = json.loads(locations.GATES.read_text())
+    locations.GATES.write_text(json.dumps(content | {"gates": "passed"}))
     with pytest.raises(SchemaError, match="gates is 'passed', but the results say 'missed'"):
-        read_gates(evaluate.GATES)
-    evaluate.GATES.unlink()
+        read_gates(locations.GATES)
+    locations.GATES.unlink()
     with pytest.raises(SchemaError, match="dvc repro evaluate"):
-        read_gates(evaluate.GATES)
+        read_gates(locations.GATES)
 
 
 def test_without_a_gate_the_verdict_is_none(project: Project) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
-    assert read_gates(evaluate.GATES).gates == "none"
+    assert read_gates(locations.GATES).gates == "none"
 
 
 def test_every_metric_is_shown_beside_its_baseline(
@@ -128,10 +129,10 @@ def test_every_metric_is_shown_beside_its_baseline(
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
     baseline, share = (
-        read_baseline(evaluate.METRICS),
+        read_baseline(locations.METRICS),
         np.bincount(targets("image_classification").astype(int)).max() / NUM_TEST_ROWS,
     )
-    assert baseline.keys() == read_metrics(evaluate.METRICS).keys()
+    assert baseline.keys() == read_metrics(locations.METRICS).keys()
     assert baseline["accuracy"] == pytest.approx(share)
     printed = capsys.readouterr().out
     [line] = [line for line in printed.splitlines() if line.strip().startswith("accuracy ")]
@@ -143,7 +144,7 @@ def test_every_metric_is_shown_beside_its_baseline(
 def test_the_baseline_of_a_number_is_the_mean_target_of_the_training_rows(project: Project) -> None:
     project("image_regression")
     evaluate.run(params_with("image_regression", {}))
-    baseline = read_baseline(evaluate.METRICS)
+    baseline = read_baseline(locations.METRICS)
     assert baseline["rmse"] == pytest.approx(targets("image_regression").std())
     assert baseline["r2"] == pytest.approx(0, abs=1e-9)
 
@@ -157,13 +158,13 @@ def test_a_metric_that_the_rows_do_not_define_leaves_its_gate_unjudged(
         "no top_k_accuracy: with 3 classes, the best 3 always include the right one"
         in capsys.readouterr().out
     )
-    assert "top_k_accuracy" not in read_metrics(evaluate.METRICS)
+    assert "top_k_accuracy" not in read_metrics(locations.METRICS)
     gates: dict[str, dict[str, float | None]] = {
         "top_k_accuracy": {"min": 0.5, "max": None},
         "accuracy": {"min": 0.1, "max": None},
     }
     evaluate.run(params_with("image_classification", gates, top_k=3))
-    report = read_gates(evaluate.GATES)
+    report = read_gates(locations.GATES)
     assert report.gates == "unjudged"
     [result] = not_passed(report.results)
     assert result.text.startswith("top_k_accuracy is not defined, required at least 0.5")
@@ -179,7 +180,7 @@ def test_a_gate_on_the_best_k_classes_is_judged(
         params_with("image_classification", {"top_k_accuracy": {"min": 0.1, "max": None}}, top_k=2)
     )
     assert "no top_k_accuracy" not in capsys.readouterr().out
-    assert set(read_metrics(evaluate.METRICS)) == set(CLASS.metrics)
+    assert set(read_metrics(locations.METRICS)) == set(CLASS.metrics)
 
 
 def test_without_a_top_k_its_metric_is_absent_and_no_line_mentions_it(
@@ -188,7 +189,7 @@ def test_without_a_top_k_its_metric_is_absent_and_no_line_mentions_it(
     project("image_classification")
     evaluate.run(params_with("image_classification", {}, top_k=None))
     assert "top_k" not in capsys.readouterr().out
-    assert set(read_metrics(evaluate.METRICS)) == set(CLASS.metrics) - {"top_k_accuracy"}
+    assert set(read_metrics(locations.METRICS)) == set(CLASS.metrics) - {"top_k_accuracy"}
 
 
 @pytest.mark.parametrize(

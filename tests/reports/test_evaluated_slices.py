@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
+from slipway.artifacts import locations
 from slipway.artifacts.gates import not_passed, read_gates
 from slipway.config.params import Params
 from slipway.data.engine.rows import PACKED_ROWS, read_table
@@ -27,7 +28,7 @@ from tests.reports.evaluated import OUTPUTS, Project, mark_leaked
 def test_outputs_do_not_mention_leaks_if_there_are_none(project: Project) -> None:
     project("image_classification")
     evaluate.run(params_with("image_classification", {}))
-    assert "leaked" not in evaluate.METRICS.read_text()
+    assert "leaked" not in locations.METRICS.read_text()
     assert "leaked" not in evaluate.PAGE.read_text()
 
 
@@ -37,7 +38,7 @@ def test_every_metric_is_also_measured_without_the_leaked_rows(
     project("image_classification")
     mark_leaked(wrong_rows=True)
     evaluate.run(params_with("image_classification", {}))
-    content = json.loads(evaluate.METRICS.read_text())
+    content = json.loads(locations.METRICS.read_text())
     assert content["leaked_rows"] == 5
     assert content["accuracy"] == pytest.approx(16 / 21)
     assert content["accuracy_without_leaked"] == 1
@@ -52,7 +53,7 @@ def test_every_metric_is_also_measured_without_the_leaked_rows(
     assert "accuracy_without_leaked" in capsys.readouterr().out
     page = evaluate.PAGE.read_text()
     assert "5 of 21 test rows have a near duplicate" in page
-    table = read_table(evaluate.PREDICTIONS, predictions_schema("image_classification"))
+    table = read_table(locations.PREDICTIONS, predictions_schema("image_classification"))
     honest = table.filter(pc.invert(table["leaked"]))
     assert honest.num_rows == 16
     assert honest["target"].equals(honest["prediction"])
@@ -62,14 +63,14 @@ def test_the_gates_judge_the_numbers_of_all_rows(project: Project) -> None:
     project("image_classification")
     mark_leaked(wrong_rows=True)
     evaluate.run(params_with("image_classification", {"accuracy": {"min": 0.9, "max": None}}))
-    assert read_gates(evaluate.GATES).gates == "missed"
+    assert read_gates(locations.GATES).gates == "missed"
 
 
 def test_a_numeric_target_is_measured_without_the_leaked_rows(project: Project) -> None:
     project("image_regression")
     mark_leaked(wrong_rows=True)
     evaluate.run(params_with("image_regression", {}))
-    assert json.loads(evaluate.METRICS.read_text())["rmse_without_leaked"] == pytest.approx(
+    assert json.loads(locations.METRICS.read_text())["rmse_without_leaked"] == pytest.approx(
         0, abs=1e-5
     )
 
@@ -81,7 +82,7 @@ def test_the_page_says_if_too_few_rows_remain_without_the_leaked_ones(
     project("image_regression")
     mark_leaked(wrong_rows=False, num_rows=num_leaked)
     evaluate.run(params_with("image_regression", {}))
-    content = json.loads(evaluate.METRICS.read_text())
+    content = json.loads(locations.METRICS.read_text())
     assert content["leaked_rows"] == num_leaked
     assert "rmse_without_leaked" not in content
     assert "too few are left to measure" in evaluate.PAGE.read_text()
@@ -125,7 +126,7 @@ def test_slices_are_in_the_metrics_the_plots_and_on_the_page(
     camera = ["old" if row % 5 == 0 else "new" for row in range(NUM_TEST_ROWS)]
     params = params_with("image_classification", {}, slices=["camera"], slice_min_rows=5)
     evaluate.run(with_table(params, tmp_path, camera=camera))
-    content = json.loads(evaluate.METRICS.read_text())
+    content = json.loads(locations.METRICS.read_text())
     worse = [entry for entry in content["slices"] if entry["is_worse"]]
     assert [(entry["by"], entry["value"], entry["rows"], entry["measured"]) for entry in worse] == [
         ("class", CLASSES[2], 5, 0.0),
@@ -162,7 +163,7 @@ def test_a_slice_gate_names_the_slice_with_its_interval_and_rows(project: Projec
         slice_min_rows=5,
     )
     evaluate.run(params)
-    text = "\n".join(result.text for result in not_passed(read_gates(evaluate.GATES).results))
+    text = "\n".join(result.text for result in not_passed(read_gates(locations.GATES).results))
     assert "accuracy in group north" not in text
     assert "accuracy in group south is 0.7273 (95 % interval" in text
     assert "11 rows), required at least 0.75 (evaluate.slice_gates.accuracy in params.yaml)" in text
@@ -183,7 +184,7 @@ def test_error_names_a_missing_slice_column_before_anything_is_written(
 def test_a_numeric_target_has_slices_by_rmse_and_no_least_certain_rows(project: Project) -> None:
     project("image_regression")
     evaluate.run(params_with("image_regression", {}, slice_min_rows=5))
-    content = json.loads(evaluate.METRICS.read_text())
+    content = json.loads(locations.METRICS.read_text())
     assert {entry["metric"] for entry in content["slices"]} == {"rmse"}
     assert {entry["by"] for entry in content["slices"]} >= {"target", "group", "size"}
     page = evaluate.PAGE.read_text()

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.artifacts import locations
 from slipway.config.params import Params
 from slipway.kinds.code_digest import RUNS_USERS_CODE, reached_files, stage_names
 from slipway.kinds.registry import settings_of_kinds
@@ -215,12 +216,17 @@ def undeclared_paths(source: str, stage: dict[str, Any]) -> set[str]:
         entry for key in ("deps", "outs", "metrics", "plots") for entry in stage.get(key, [])
     ]
     declared = [entry if isinstance(entry, str) else next(iter(entry)) for entry in entries]
-    constants = (
-        node.value for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Constant)
-    )
+    nodes = list(ast.walk(ast.parse(source)))
+    constants = [node.value for node in nodes if isinstance(node, ast.Constant)]
+    shared = [
+        getattr(locations, alias.name).as_posix()
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module == locations.__name__
+        for alias in node.names
+    ]
     paths = {
         text
-        for text in constants
+        for text in (*constants, *shared)
         if isinstance(text, str) and text.startswith(WRITTEN_BELOW) and " " not in text
     }
     return {

@@ -36,6 +36,7 @@ from slipway.artifacts.certificate import (
     read_certificate,
     write_certificate,
 )
+from slipway.artifacts.locations import BUNDLE, CERTIFICATE, PACKED
 from slipway.artifacts.uncertainty import Answers, Calibration
 from slipway.config.params import load_params
 from slipway.data.sources.archives import ArchiveLimits, unpacked
@@ -50,9 +51,6 @@ from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import ParityError, UnavailableError
 
-BUNDLE = Path("artifacts/bundle")
-CERTIFICATE = Path("artifacts/certificate.json")
-PACKED = Path("data/packed")
 RECORD = "export.json"
 ExportTarget = Literal["browser", "edge", "openvino", "triton", "kserve", "mlflow", "huggingface"]
 

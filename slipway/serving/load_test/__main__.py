@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from slipway.artifacts.locations import CAPACITY
 from slipway.predictor.loader import read_certified
 from slipway.serving.extensions import SECTIONS
 from slipway.serving.load_test import card
@@ -33,11 +34,7 @@ from slipway.system.command_line import (
 from slipway.system.command_run import run_command
 from slipway.system.cores import num_cores
 
-CARD, PAGE, APPLIED = (
-    Path("artifacts/capacity.json"),
-    Path("reports/capacity.md"),
-    Path("serving.env"),
-)
+PAGE, APPLIED = Path("reports/capacity.md"), Path("serving.env")
 _CONNECTIONS = 32  # default number of callers
 
 
@@ -98,9 +95,9 @@ def tune(options: argparse.Namespace) -> None:
     content = card.card(
         outcome, services.model, samples.description, card.machine(load_before, num_cores())
     )
-    files.write_json(root / CARD, content)
+    files.write_json(root / CAPACITY, content)
     files.write_text(root / PAGE, card.page(content))
-    print(f"\n{card.page(content)}\nwritten: {CARD}, {PAGE}")
+    print(f"\n{card.page(content)}\nwritten: {CAPACITY}, {PAGE}")
     if options.apply:
         files.write_text(root / APPLIED, card.with_settings(root / APPLIED, content["settings"]))
     print(

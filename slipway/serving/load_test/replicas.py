@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from slipway.artifacts.bundle import load_bundle
+from slipway.artifacts.locations import BUNDLE, CAPACITY
 from slipway.serving.load_test.card import FORMAT_VERSION, USABLE
 from slipway.serving.settings import ROOT
 from slipway.system.command_line import CommandParser, positive_number, quiet_when_unread
 from slipway.system.command_run import run_command
 from slipway.system.errors import UnavailableError
 
-CARD, BUNDLE = Path("artifacts/capacity.json"), Path("artifacts/bundle")
 _MARGIN = round(1 - USABLE, 2)
 _MOST_MARGIN = 0.9
 
@@ -117,7 +117,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    content = read_card(ROOT / CARD, options.p99_ms)
+    content = read_card(ROOT / CAPACITY, options.p99_ms)
     if (ROOT / BUNDLE).exists():
         require_model(content, load_bundle(ROOT / BUNDLE).version)
     sizing = Sizing(options.requests_per_second, content["carried"]["rate"], options.margin)

@@ -23,6 +23,7 @@ import yaml
 
 from slipway.artifacts.bundle import SCORE_NAME
 from slipway.artifacts.certificate import Hop
+from slipway.artifacts.locations import CAPACITY
 from slipway.artifacts.uncertainty import Answers
 from slipway.export.certification.comparison import not_executed
 from slipway.export.certification.grpc_hop import why_no_grpc
@@ -39,7 +40,6 @@ from slipway.system import files
 from slipway.system.errors import UnavailableError
 
 ServerTarget = Literal["triton", "kserve"]
-CAPACITY = Path("artifacts/capacity.json")
 REPOSITORY = "model_repository"
 SERVICE = "inference_service.yaml"
 _CAPACITY_FORMAT = 1

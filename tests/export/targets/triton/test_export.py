@@ -17,9 +17,9 @@ import yaml
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
+from slipway.artifacts.locations import CAPACITY
 from slipway.export.targets.edge.environment import install
 from slipway.export.targets.triton.export import (
-    CAPACITY,
     ServerExport,
     config_text,
     read_batching,
