@@ -116,7 +116,7 @@ def _attach(worker: ModelWorker) -> Hooks:
     settings = worker.settings.section(AccessLogSettings)
     directory, rate = settings.access_log_directory, settings.access_log_sampling_rate
     lines = Counter(
-        "slipway_access_log_lines",
+        "slipway_access_log_lines_total",
         "Sampled requests by whether the access log has them.",
         ["outcome"],
         registry=worker.metrics.registry,

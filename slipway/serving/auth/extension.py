@@ -45,13 +45,13 @@ class AuthMetrics:
     def __init__(self, metrics: ServiceMetrics) -> None:
         registry = metrics.registry
         refused = Counter(
-            "slipway_auth_failures",
+            "slipway_auth_failures_total",
             "Requests refused for their key, by reason.",
             ["reason"],
             registry=registry,
         )
         faults = Counter(
-            "slipway_key_file_faults",
+            "slipway_key_file_faults_total",
             "Times that the key file was found invalid.",
             registry=registry,
         )

@@ -94,7 +94,7 @@ class Gateway:
         self._caller_check = caller_check
         self._registry = CollectorRegistry()
         self._answered = Counter(
-            "slipway_gateway_requests",
+            "slipway_gateway_requests_total",
             "Answers by model and status, or code of gRPC; without a model: the gateway's own.",
             ["model", "code"],
             registry=self._registry,

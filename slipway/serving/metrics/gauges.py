@@ -93,7 +93,7 @@ class ProcessMetrics:
         # All counters restart at zero with the server; only this gauge reveals it.
         show("slipway_start_time_seconds", "Start of the server, in seconds since 1970.", started)
         Counter(
-            "slipway_worker_starts",
+            "slipway_worker_starts_total",
             "Started workers, the first ones included.",
             registry=registry,
         ).inc()

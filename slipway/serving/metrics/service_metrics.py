@@ -86,9 +86,11 @@ class ServiceMetrics:
         self._flush_lock = threading.Lock()
         self._flushing: asyncio.TimerHandle | None = None
         self._is_closed = False
-        self._requests = self._counter("slipway_requests", "Answered requests.", ["route", "code"])
+        self._requests = self._counter(
+            "slipway_requests_total", "Answered requests.", ["route", "code"]
+        )
         self._answered: dict[tuple[str, int], CounterTally] = {}
-        errors = self._counter("slipway_errors", "Error responses, by code.", ["error"])
+        errors = self._counter("slipway_errors_total", "Error responses, by code.", ["error"])
         self._errors = {code: self.count(errors.labels(code)) for code in ERRORS}
         stages = Histogram(
             "slipway_stage_seconds",
@@ -115,31 +117,34 @@ class ServiceMetrics:
         )
         self._failed_seconds = self.count(
             self._counter(
-                "slipway_failed_prediction_seconds",
+                "slipway_failed_prediction_seconds_total",
                 "Total duration of the predictions that were answered with an error.",
             )
         )
         self._disconnects = self.count(
             self._counter(
-                "slipway_client_disconnects",
+                "slipway_client_disconnects_total",
                 "Clients that disconnected before their request ended.",
             )
         )
         self._expired = self.count(
             self._counter(
-                "slipway_expired", "Requests dropped before the model because of their deadline."
+                "slipway_expired_total",
+                "Requests dropped before the model because of their deadline.",
             )
         )
         self._queue = self._gauge(
             "slipway_queue_depth", "Requests in decoding, waiting or running.", "livesum"
         )
         self._predictions = self._counter(
-            "slipway_predictions", "Answered predictions, by rollout slot of the model.", ["slot"]
+            "slipway_predictions_total",
+            "Answered predictions, by rollout slot of the model.",
+            ["slot"],
         )
         self._answers: dict[str, CounterTally] = {}
         self.add_slots("stable")
         self._faults = self._counter(
-            "slipway_monitoring_errors",
+            "slipway_monitoring_errors_total",
             "Failures beside the request path. They cost no response.",
             ["part"],
         )

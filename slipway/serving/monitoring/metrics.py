@@ -46,7 +46,7 @@ class MonitoringMetrics(Collector):
         registry = metrics.registry
         self.values = GaugeValues()
         self._classes = Counter(
-            "slipway_classes", "Predicted classes.", ["label"], registry=registry
+            "slipway_classes_total", "Predicted classes.", ["label"], registry=registry
         )
         confidence = Histogram(
             "slipway_confidence",
@@ -56,25 +56,25 @@ class MonitoringMetrics(Collector):
         )
         self._confidence = HistogramTally(confidence, CONFIDENCES)
         self.ood_rows = Counter(
-            "slipway_ood_rows", "Rows unlike the training rows.", registry=registry
+            "slipway_ood_rows_total", "Rows unlike the training rows.", registry=registry
         )
         self.missing_values = Counter(
-            "slipway_missing_values", "Missing values in table rows.", registry=registry
+            "slipway_missing_values_total", "Missing values in table rows.", registry=registry
         )
         rows = Counter(
-            "slipway_monitored_rows",
+            "slipway_monitored_rows_total",
             "Predicted rows by what monitoring did with them.",
             ["outcome"],
             registry=registry,
         )
         windows = Counter(
-            "slipway_drift_windows",
+            "slipway_drift_windows_total",
             "Windows that ended, by verdict.",
             ["verdict"],
             registry=registry,
         )
         feedback = Counter(
-            "slipway_feedback", "Labels that callers sent.", ["outcome"], registry=registry
+            "slipway_feedback_total", "Labels that callers sent.", ["outcome"], registry=registry
         )
         self.rows = _children(rows, "monitored", "skipped", "dropped")
         self.windows = _children(windows, "clean", "drifted", "too_small")

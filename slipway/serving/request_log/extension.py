@@ -10,7 +10,7 @@ from slipway.serving.worker import ModelWorker
 def _attach(worker: ModelWorker) -> Hooks:
     settings = worker.settings.section(RequestLogSettings)
     requests = Counter(
-        "slipway_logged_requests",
+        "slipway_logged_requests_total",
         "Sampled requests by whether they were logged.",
         ["outcome"],
         registry=worker.metrics.registry,

@@ -20,13 +20,13 @@ class RolloutMetrics:
         metrics.add_fault_parts("rollout")
         self._metrics = metrics
         swaps = Counter(
-            "slipway_swaps",
+            "slipway_swaps_total",
             "Rollouts, by outcome.",
             ["outcome"],
             registry=registry,
         )
         shadowed = Counter(
-            "slipway_shadow",
+            "slipway_shadow_total",
             "Requests copied to a candidate, by outcome.",
             ["outcome"],
             registry=registry,

@@ -47,7 +47,7 @@ def _is_installed() -> bool:
 
 def _attach(worker: ModelWorker) -> Hooks:
     spans = Counter(
-        "slipway_spans",
+        "slipway_spans_total",
         "Spans of sampled requests by whether the collector took them.",
         ["outcome"],
         registry=worker.metrics.registry,
