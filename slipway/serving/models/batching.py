@@ -3,7 +3,8 @@
 There is no timer, so a single request never waits for others. Small batches of a quick model run in
 the event loop, after all requests that arrived were read: starting a thread would take longer. A
 request that was cancelled, because its deadline passed, is dropped before its rows reach the model.
-The batcher is independent of images, HTTP and metrics. `admission` limits how long requests wait.
+The batcher is independent of images, HTTP and metrics. `admission` limits how long requests wait
+(SLIPWAY_MAX_WAIT_S).
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Fits temperature, conformal thresholds and OOD score; makes out-of-fold predictions.
+"""Runs the fits of temperature, conformal thresholds and OOD score, and out-of-fold predictions.
 
-`artifacts/` defines the record that stores the fitted values.
+The formulas that export needs, too, are in `metrics/`; `artifacts/` has the record of the values.
 """
