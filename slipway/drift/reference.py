@@ -33,7 +33,7 @@ from slipway.drift.joint_reference import JointReference, fit_joint
 from slipway.drift.quality_reference import QualityReference, fit_quality
 from slipway.drift.two_sample_tests import psi
 from slipway.inputs.contract import InputContract
-from slipway.system.contract import Contract, check_format
+from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import BundleError
 
 Float32 = NDArray[np.float32]
@@ -190,14 +190,9 @@ def references_bytes(inputs: InputReference, answers: Mapping[str, AnswerReferen
 
 def parse_references(payload: bytes) -> References:
     """Parse `drift.json`; BundleError if it has another format."""
-    fix = "Run `dvc repro export`."
-    check_format(References, Path("drift.json"), payload, BundleError, fix)
-    try:
-        return References.model_validate_json(payload)
-    except ValueError as error:
-        raise BundleError(
-            f"drift.json is not a drift reference of format {FORMAT_VERSION}: {error}. {fix}"
-        ) from error
+    return parse_record(
+        References, Path("drift.json"), payload, BundleError, "Run `dvc repro export`."
+    )
 
 
 def read_reference(bundle: LoadedBundle, variant: str) -> Reference | None:

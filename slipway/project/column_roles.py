@@ -133,7 +133,11 @@ class SampledColumn:
         """True if nearly all cells are JSON lists of labels."""
         if self.raw.stored != "text" or not self.counts:
             return False
-        lists = sum(rows for text, rows in self.counts.items() if _is_json_list(text))
+        lists = sum(
+            rows
+            for text, rows in self.counts.items()
+            if text.startswith("[") and text.endswith("]")
+        )
         return lists >= _MOSTLY * self.rows
 
     @cached_property
@@ -182,10 +186,6 @@ def sampled_columns(sample: Iterable[RawColumn]) -> list[SampledColumn]:
 def _not_an_input(column: SampledColumn) -> SampledColumn:
     guess = replace(column.guess, kind="ignore", reason="it holds lists")
     return replace(column, guess=guess)
-
-
-def _is_json_list(text: str) -> bool:
-    return text.startswith("[") and text.endswith("]")
 
 
 @dataclass(frozen=True)

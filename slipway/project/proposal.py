@@ -434,7 +434,8 @@ class _Draft:
         self.set_all(values)
         size = values["precompute.image_size_px"][0]
         chosen, forbid, reason = recipe.augmentation(images, self.class_counts(), size, is_number)
-        for key, value in {**_still(), **chosen}.items():
+        still = {key: list(v) if isinstance(v, tuple) else v for key, v in NEUTRAL.items()}
+        for key, value in {**still, **chosen}.items():
             self.set(f"augment.{key}", value)
         for key in chosen:
             self.reasons[f"augment.{key}"] = "suits such images"
@@ -465,11 +466,6 @@ class _Draft:
             budgets = self.content["verify"]["max_metric_loss"]
             for variant in budgets:
                 budgets[variant] = 0.01 if variant == "fp16" else 0.05
-
-
-def _still() -> dict[str, Any]:
-    """Return the params of an augmentation that changes nothing."""
-    return {key: list(v) if isinstance(v, tuple) else v for key, v in NEUTRAL.items()}
 
 
 def label_column_counts(columns: Sequence[SampledColumn]) -> Counter[str]:

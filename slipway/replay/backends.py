@@ -107,7 +107,11 @@ class Replay:
             )
             return
         yield self._decoded(inputs)
-        yield self._attempt("torch", lambda: self._torch(inputs))
+        checkpoint = self._places.checkpoint
+        yield self._attempt(
+            "torch",
+            lambda: (TORCH, self._named(_torch_answers(checkpoint, self._bundle, inputs)), {}),
+        )
         yield from self._onnx(inputs)
         yield self._engine(inputs)
         yield self._recorded()
@@ -131,9 +135,6 @@ class Replay:
             shown,
             f"the {what} differ from the logged ones",
         )
-
-    def _torch(self, inputs: NDArray[Any]) -> _Answered:
-        return TORCH, self._named(_torch_answers(self._places.checkpoint, self._bundle, inputs)), {}
 
     def _onnx(self, inputs: NDArray[Any]) -> Iterator[BackendResult]:
         models = self._bundle.manifest.models

@@ -168,17 +168,13 @@ def add_service_paths(parser: CommandParser, *names: str) -> None:
     """
     for name in names:
         variable, default = _SERVICE_PATHS[name]
+        given = os.environ.get(variable)
         parser.add_argument(
             name,
             type=Path,
-            default=_from_variable(variable) or default,
+            default=Path(given) if given else default,
             help=f"default: {variable}" + (f", else {default}" if default else ""),
         )
-
-
-def _from_variable(variable: str) -> Path | None:
-    """Return the path in an environment variable; None if it is unset or empty."""
-    return Path(os.environ[variable]) if os.environ.get(variable) else None
 
 
 def _at_least_one(text: str) -> int:

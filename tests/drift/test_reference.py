@@ -71,8 +71,8 @@ def test_drift_json_with_one_altered_bit_is_refused(tmp_path: Path) -> None:
     ("change", "message"),
     [
         ({"format_version": 1}, "has format version 1, this Slipway reads version 4"),
-        ({"colour": "red"}, "is not a drift reference of format 4"),
-        ({"inputs": None}, "is not a drift reference of format 4"),
+        ({"colour": "red"}, "is not a valid References"),
+        ({"inputs": None}, "is not a valid References"),
     ],
 )
 def test_drift_json_of_another_format_is_refused(change: dict[str, object], message: str) -> None:

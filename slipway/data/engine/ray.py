@@ -127,7 +127,15 @@ def _cluster(num_workers: int) -> Iterator[Any]:
                 _check_reachable(address)
                 ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING)
             else:
-                _start(ray, num_workers, stack.enter_context(_folder()))
+                ray.init(
+                    address="local",
+                    num_cpus=num_workers or None,
+                    include_dashboard=False,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    _node_ip_address="127.0.0.1",
+                    _temp_dir=str(stack.enter_context(_folder())),
+                )
         except (OSError, RuntimeError, ValueError) as error:
             problem = (
                 f"the Ray cluster at {address} (RAY_ADDRESS) cannot be reached"
@@ -146,18 +154,6 @@ def _check_reachable(address: str) -> None:
     url = urlsplit(address if "://" in address else f"//{address}")
     if url.hostname and url.port:
         socket.create_connection((url.hostname, url.port), _CONNECT_TIMEOUT_S).close()
-
-
-def _start(ray: Any, num_workers: int, folder: Path) -> None:
-    ray.init(
-        address="local",
-        num_cpus=num_workers or None,
-        include_dashboard=False,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        _node_ip_address="127.0.0.1",
-        _temp_dir=str(folder),
-    )
 
 
 @contextlib.contextmanager

@@ -124,7 +124,7 @@ def read_record(kind: type[Record], path: Path, stage: str) -> Record:
     """Read a JSON record that `stage` wrote. Raises SchemaError if it is missing or invalid."""
     try:
         payload = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise SchemaError(f"{path} is missing. Run `dvc repro {stage}`.") from None
     return parse_record(kind, path, payload, SchemaError, f"Run `dvc repro --force {stage}`.")
 

@@ -180,13 +180,6 @@ def _crops(plan: AugmentPlan) -> _Steps:
     return steps
 
 
-def _scales(plan: AugmentPlan) -> _Steps:
-    return [
-        (f"x {factor:.2f}", {"scale": np.array([factor])})
-        for factor in np.linspace(*plan.scale, len(_STEPS))
-    ]
-
-
 def _erasures(plan: AugmentPlan) -> _Steps:
     sides = np.sqrt(np.linspace(*plan.erasing_area, len(_STEPS)))
     return [
@@ -207,7 +200,10 @@ _OPERATIONS: dict[str, Callable[[AugmentPlan], _Steps]] = {
         )
         for step in _SIGNED
     ],
-    "scale": _scales,
+    "scale": lambda plan: [
+        (f"x {factor:.2f}", {"scale": np.array([factor])})
+        for factor in np.linspace(*plan.scale, len(_STEPS))
+    ],
     "translation": lambda plan: [
         (f"{step * plan.translation:+.0%}", {"shift": np.full((1, 2), step * plan.translation)})
         for step in _SIGNED

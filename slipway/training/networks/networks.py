@@ -9,7 +9,6 @@ Training, evaluation and export use the same module, which includes the normalis
 them can forget it. Altered weights, unknown networks and unknown arguments are refused.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from torch import Tensor, nn
 
 from slipway.artifacts.training_setup import RunSegment, TrainingSetup
 from slipway.config.network_arguments import argument_mistakes
+from slipway.data.engine.rows import read_record
 from slipway.data.store.packed import TargetScale
 from slipway.inputs.contract import AnyInputContract
 from slipway.kinds.code_digest import user_code
@@ -220,13 +220,7 @@ def save_model(
 
 def read_model_manifest(folder: Path) -> ModelManifest:
     """Read `model.json`. Raises SchemaError if it is missing or invalid."""
-    path = folder / "model.json"
-    try:
-        return ModelManifest.model_validate(json.loads(path.read_bytes()))
-    except (FileNotFoundError, NotADirectoryError):
-        raise SchemaError(f"{path} is missing. {_FIX}") from None
-    except ValueError as error:  # pydantic's and json's are both ValueErrors
-        raise SchemaError(f"{path} is not a model manifest: {error}. {_FIX}") from error
+    return read_record(ModelManifest, folder / "model.json", "train")
 
 
 def load_network(folder: Path) -> Network:

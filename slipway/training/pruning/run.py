@@ -147,7 +147,10 @@ def prune(
     callbacks.append(EpochPrinter("fine-tune", "the validation rows"))
     with tempfile.TemporaryDirectory() as folder:
         train_short(network, seed, params, placement, data, callbacks, Path(folder))
-    weights = {name: _to_float32(value) for name, value in network.state_dict().items()}
+    weights = {
+        name: (value.detach().float() if value.is_floating_point() else value).cpu()
+        for name, value in network.state_dict().items()
+    }
     network, device = pruned_network(trained.spec, weights), default_device()
     fitted = Calibrator(network, evaluate, seed, device).fit(data.train[0], data.val)
     before, after = (
@@ -188,10 +191,6 @@ def prune(
         bytes=sizes,
         metric=paired_difference(task, metric, data.val.targets, before, after, resampling),
     )
-
-
-def _to_float32(value: Tensor) -> Tensor:
-    return (value.detach().float() if value.is_floating_point() else value).cpu()
 
 
 def _prune_network(
