@@ -1,6 +1,6 @@
 """A model manifest that no training has written."""
 
-from slipway.artifacts.training_setup import TrainingSetup
+from slipway.artifacts.training_setup import RunSegment, TrainingSetup
 from slipway.training.networks.networks import ModelManifest, NetworkSpec
 from tests.project_params import PROJECT
 
@@ -28,7 +28,7 @@ def model_manifest(network: NetworkSpec) -> ModelManifest:
         metrics={},
         requested=SETUP,
         actual=SETUP,
-        segments=[],
+        segments=[RunSegment(first_step=0, strategy="single", world_size=1, per_device=16)],
         seed=0,
         params=PROJECT.train.model_dump(mode="json"),
         digests={},
