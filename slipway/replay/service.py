@@ -10,7 +10,7 @@ import numpy as np
 
 from slipway.artifacts.bundle import SCORE_NAME, Bundle, LoadedBundle
 from slipway.artifacts.certificate import Execution
-from slipway.artifacts.uncertainty import decided_classes
+from slipway.artifacts.predictions import prediction_columns
 from slipway.replay.comparison import Answer
 from slipway.system.errors import ParityError, UnavailableError
 from slipway.traffic.request_log import REPLAYED, LoggedRequest
@@ -56,58 +56,17 @@ def request_again(url: str, request: LoggedRequest, manifest: Bundle) -> Answer:
 
 
 def outputs_of(answers: list[dict[str, Any]], manifest: Bundle) -> Answer:
-    """Extract the outputs of answers. ParityError if fields are missing or inconsistent."""
+    """Return the outputs in answers; ParityError if fields are missing or contradict each other."""
+    labels, calibration = manifest.output.labels, manifest.calibration
+    num_columns = (len(labels) or 1) + 1  # the last one is the OOD score
     try:
-        rows = [_row(answer, manifest) for answer in answers]
-        scores = [_score(answer, manifest) for answer in answers]
+        rows = [prediction_columns(answer, labels, calibration) for answer in answers]
     except (KeyError, TypeError, ValueError) as error:
         raise ParityError(
             f"the answer {str(answers)[:_SHOWN]} is not an answer of this bundle ({error!r})"
         ) from error
-    return {
-        manifest.output.kind: np.array(rows, np.float32).reshape(len(rows), -1),
-        SCORE_NAME: np.array(scores, np.float32),
-    }
-
-
-def _row(answer: dict[str, Any], manifest: Bundle) -> list[float]:
-    labels, calibration = manifest.output.labels, manifest.calibration
-    if not labels:
-        interval = calibration.interval(answer["value"])
-        if answer["interval"] != (interval and list(interval)):
-            raise ValueError(
-                f"value and interval are inconsistent: {answer['value']} has {interval}"
-            )
-        return [float(answer["value"])]
-    numbers = [float(answer["probabilities"][label]) for label in labels]
-    if len(answer["probabilities"]) != len(numbers):
-        raise ValueError(
-            f"the answer has probabilities of {len(answer['probabilities'])} labels, "
-            f"the model has {len(numbers)} labels"
-        )
-    if calibration.decision is not None:
-        shares = np.array(numbers, np.float32)
-        if answer["label"] != labels[int(decided_classes(shares, calibration.thresholds))]:
-            raise ValueError("label and probabilities are inconsistent")
-    elif calibration.thresholds is not None:
-        given = calibration.given(np.array(numbers, np.float32))
-        if answer["labels"] != [name for name, own in zip(labels, given, strict=True) if own]:
-            raise ValueError("labels and probabilities are inconsistent")
-    elif answer["probabilities"][answer["label"]] != max(numbers):
-        raise ValueError("label and probabilities are inconsistent")
-    inside = calibration.prediction_sets(np.array(numbers, np.float32))
-    if sorted(answer["prediction_set"]) != sorted(
-        label for label, is_inside in zip(labels, inside, strict=True) if is_inside
-    ):
-        raise ValueError("probabilities and prediction_set are inconsistent")
-    return numbers
-
-
-def _score(answer: dict[str, Any], manifest: Bundle) -> np.float32:
-    score = np.float32(answer["ood_score"])
-    if answer["is_ood"] is not bool(manifest.calibration.is_ood(score)):
-        raise ValueError("ood_score and is_ood are inconsistent")
-    return score
+    columns = np.array(rows, np.float32).reshape(len(rows), num_columns)
+    return {manifest.output.kind: columns[:, :-1], SCORE_NAME: columns[:, -1]}
 
 
 class _RefusedError(UnavailableError):
