@@ -23,6 +23,7 @@ from slipway.metrics.scores import (
     Int,
     Resampling,
     chunk_sizes,
+    fraction,
     metric_of,
     percentiles,
     requested,
@@ -144,15 +145,13 @@ class ClassAnswers:
 
         `chosen` (S, M) are row numbers. A score is NaN if the selected rows do not define it.
         """
-        by_row = {name: getattr(self, values) for name, values in _BY_ROW.items() if name in names}
-        rows = {
-            name: np.asarray(values, np.float64)[chosen].mean(axis=1)
-            for name, values in by_row.items()
+        found = {
+            name: np.asarray(getattr(self, values), np.float64)[chosen].mean(axis=1)
+            for name, values in _BY_ROW.items()
+            if name in names
         }
-        if rows.keys() == set(names):
-            return rows
-        counts = row_counts(chosen, self.num_rows)
-        found = rows | self._scores_by_count(counts, names)
+        if found.keys() != set(names):
+            found |= self._scores_by_count(row_counts(chosen, self.num_rows), names)
         return {name: found[name] for name in names}
 
     @property
@@ -226,9 +225,9 @@ def count_classes(matrix: Int) -> ClassCounts:
 def class_scores(counts: ClassCounts) -> ClassScores:
     """Compute precision, recall and F1 of each class; F1 = 2 hits / (actual + predicted)."""
     return ClassScores(
-        precision=_fraction(counts.hits, counts.predicted),
-        recall=_fraction(counts.hits, counts.actual),
-        f1=_fraction(2 * counts.hits, counts.actual + counts.predicted),
+        precision=fraction(counts.hits, counts.predicted),
+        recall=fraction(counts.hits, counts.actual),
+        f1=fraction(2 * counts.hits, counts.actual + counts.predicted),
     )
 
 
@@ -240,19 +239,19 @@ def scores_from_counts(counts: ClassCounts) -> dict[str, Float]:
     rows, which equals the accuracy. Balanced accuracy: mean recall of the classes that occur.
     """
     per_class, total = class_scores(counts), counts.actual.sum(axis=-1)
-    accuracy = _fraction(counts.hits.sum(axis=-1), total)
+    accuracy = fraction(counts.hits.sum(axis=-1), total)
     num_seen = (counts.actual + counts.predicted > 0).sum(axis=-1)
     scores = {
         "accuracy": accuracy,
-        "balanced_accuracy": _fraction(
+        "balanced_accuracy": fraction(
             per_class.recall.sum(axis=-1), (counts.actual > 0).sum(axis=-1)
         ),
     }
     for name in ("precision", "recall", "f1"):
         values: Float = getattr(per_class, name)
-        scores[f"{name}_macro"] = _fraction(values.sum(axis=-1), num_seen)
+        scores[f"{name}_macro"] = fraction(values.sum(axis=-1), num_seen)
         scores[f"{name}_micro"] = accuracy
-        scores[f"{name}_weighted"] = _fraction((values * counts.actual).sum(axis=-1), total)
+        scores[f"{name}_weighted"] = fraction((values * counts.actual).sum(axis=-1), total)
     return scores
 
 
@@ -375,11 +374,3 @@ def _checked_indices(indices: ArrayLike, num_classes: int, name: str) -> Int:
             f"{first}: {numbers[first]}; expected a whole number from 0 to {num_classes - 1}."
         )
     return numbers.astype(np.int64)
-
-
-def _fraction(part: NDArray[np.number], whole: NDArray[np.number]) -> Float:
-    """Return part / whole in float64; 0 where the whole is 0."""
-    share: Float = np.divide(
-        part, whole, out=np.zeros(np.shape(part), dtype=np.float64), where=np.asarray(whole) != 0
-    )
-    return share

@@ -22,6 +22,7 @@ from slipway.metrics.scores import (
     Float,
     Int,
     Resampling,
+    fraction,
     metric_of,
     percentiles,
     requested,
@@ -170,12 +171,6 @@ class LabelAnswers:
     @cached_property
     def _ranked(self) -> list[RankedClass]:
         return rank_labels(self.actual, self.probabilities)
-
-
-def fraction(part: Float, whole: ArrayLike) -> Float:
-    """Return `part` / `whole`; 0 where `whole` is 0."""
-    divisor = np.asarray(whole, np.float64)
-    return np.asarray(np.divide(part, divisor, out=np.zeros(divisor.shape), where=divisor > 0))
 
 
 def label_log_losses(targets: ArrayLike, probabilities: ArrayLike) -> Float:

@@ -116,6 +116,12 @@ def wilson_interval(num_hits: int, num_rows: int, confidence: float) -> tuple[fl
     return min(share, max(0.0, float(centre - reach))), max(share, min(1.0, float(centre + reach)))
 
 
+def fraction(part: NDArray[np.number], whole: ArrayLike) -> Float:
+    """Return `part` / `whole` in float64; 0 where `whole` is 0."""
+    divisor = np.asarray(whole, np.float64)
+    return np.asarray(np.divide(part, divisor, out=np.zeros(divisor.shape), where=divisor > 0))
+
+
 def fraction_of(is_so: NDArray[np.bool_], confidence: float) -> Metric:
     """Return the fraction of (N,) rows that are True, with Wilson's interval."""
     low, high = wilson_interval(int(is_so.sum()), len(is_so), confidence)

@@ -44,15 +44,6 @@ class ClassResults:
         return np.asarray(decided_classes(outputs, thresholds), np.float64)
 
     @staticmethod
-    def row_losses(
-        outputs: NDArray[np.float32],
-        targets: NDArray[np.float64],
-        thresholds: Sequence[float] | None = None,
-    ) -> NDArray[np.float64]:
-        """Return the loss of each row (N,): 1 for a wrong label, else 0."""
-        return np.asarray(decided_classes(outputs, thresholds) != targets, np.float64)
-
-    @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
         """Return the log loss of each wrong row, (N,); negative numbers for correct rows."""
         is_wrong = evaluation.predictions != evaluation.targets

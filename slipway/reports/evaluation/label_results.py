@@ -8,8 +8,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from slipway.artifacts.uncertainty import given_labels
-from slipway.metrics.label_scores import LabelAnswers, fraction, label_log_losses
+from slipway.metrics.label_scores import LabelAnswers, label_log_losses
 from slipway.metrics.roc_auc import rank_labels, ranking_scores
+from slipway.metrics.scores import fraction
 from slipway.reports.evaluation.record import Evaluation
 
 
@@ -29,16 +30,6 @@ class LabelResults:
     ) -> NDArray[np.float64]:
         """Return the predicted labels, (N, K): 1 if a label is predicted, else 0."""
         return given_labels(outputs, thresholds).astype(np.float64)
-
-    @staticmethod
-    def row_losses(
-        outputs: NDArray[np.float32],
-        targets: NDArray[np.generic],
-        thresholds: Sequence[float] | None = None,
-    ) -> NDArray[np.float64]:
-        """Return the loss of each row, (N,): 1 if any label is wrong or missing, else 0."""
-        given = given_labels(outputs, thresholds)
-        return np.asarray((given != (np.asarray(targets) > 0)).any(axis=1), np.float64)
 
     @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:

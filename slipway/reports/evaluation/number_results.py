@@ -29,15 +29,6 @@ class NumberResults:
         return outputs[:, 0].astype(np.float64)
 
     @staticmethod
-    def row_losses(
-        outputs: NDArray[np.float32],
-        targets: NDArray[np.float64],
-        thresholds: Sequence[float] | None = None,
-    ) -> NDArray[np.float64]:
-        """Return the squared errors (N,)."""
-        return np.asarray((outputs[:, 0].astype(np.float64) - targets) ** 2)
-
-    @staticmethod
     def severities(evaluation: Evaluation) -> NDArray[np.float64]:
         """Return the absolute errors (N,)."""
         return np.asarray(np.abs(evaluation.predictions - evaluation.targets))

@@ -13,7 +13,7 @@ Rows are assumed to be independent. If many rows come from one source, the p-val
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,12 +43,10 @@ class RowAnswers:
     @cached_property
     def losses(self) -> NDArray[np.float64]:
         """The loss of each row (N,): 1 for a wrong label, else 0; or the squared error."""
-        results = kind_of(self.task).target.load_part("results")
-        return cast(NDArray[np.float64], results.row_losses(*self._given))
-
-    @property
-    def _given(self) -> tuple[NDArray[np.float32], NDArray[Any], Sequence[float] | None]:
-        return self.outputs, self.targets, self.thresholds
+        target = kind_of(self.task).target
+        losses: NDArray[np.float64]
+        losses = target.load_part("uncertainty").losses(self.outputs, self.targets, self.thresholds)
+        return losses if target.has_classes else losses**2
 
     def measure(
         self, rows: NDArray[np.bool_], names: Collection[str], resampling: Resampling

@@ -38,6 +38,10 @@ class UncertaintyReport:
     before: NDArray[np.float32] | None  # (N, K) without the temperature; None for numeric targets
     resampling: Resampling
 
+    @property
+    def _uncertainty(self) -> Any:
+        return kind_of(self.task).target.load_part("uncertainty")
+
     @cached_property
     def metrics(self) -> dict[str, Metric]:
         """Metrics by name; those with "before" are without the temperature."""
@@ -55,23 +59,20 @@ class UncertaintyReport:
     @cached_property
     def is_held(self) -> NDArray[np.bool_] | None:
         """Mask (N,) of the rows whose set or interval contains the target; None without these."""
-        uncertainty = kind_of(self.task).target.load_part("uncertainty")
-        held = uncertainty.is_held(self.calibration, self.answers.outputs, self.targets)
+        held = self._uncertainty.is_held(self.calibration, self.answers.outputs, self.targets)
         return cast(NDArray[np.bool_] | None, held)
 
     @cached_property
     def losses(self) -> Float:
         """The loss of each row (N,): 1 for a wrong label, else 0; or the absolute error."""
-        uncertainty = kind_of(self.task).target.load_part("uncertainty")
         given = self.answers.outputs, self.targets, self.calibration.thresholds
-        return cast(Float, uncertainty.losses(*given))
+        return cast(Float, self._uncertainty.losses(*given))
 
     @property
     def certainty(self) -> Float:
         """The certainty of each prediction, (N,), from the probabilities of classes or labels."""
-        uncertainty = kind_of(self.task).target.load_part("uncertainty")
         given = self.answers.outputs, self.calibration.thresholds
-        return cast(Float, uncertainty.certainty(*given))
+        return cast(Float, self._uncertainty.certainty(*given))
 
     def content(self) -> dict[str, Any]:
         """Return flat keys for DVC's table, and a list with the intervals, which DVC skips."""
@@ -83,8 +84,7 @@ class UncertaintyReport:
 
     def reliability_bins(self, probabilities: NDArray[np.float32]) -> list[ReliabilityBin]:
         """Return the bins that have rows, by rising confidence."""
-        uncertainty = kind_of(self.task).target.load_part("uncertainty")
-        return reliability_bins(*uncertainty.reliability(probabilities, self.targets))
+        return reliability_bins(*self._uncertainty.reliability(probabilities, self.targets))
 
     def risk_curve(self, doubt: NDArray[np.floating]) -> tuple[Float, Float]:
         """Return the fractions of rows kept, in order of doubt, and the mean loss of each."""
