@@ -28,10 +28,14 @@ from slipway.training.batches.row_selection import select
 from slipway.training.batches.soft_answers import Distillation, SoftAnswers, read_soft_answers
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.placement import TrainingHost, place, requested_setup
-from slipway.training.ensembles.measure import ValidationMeasure
 from slipway.training.ensembles.soup import greedy_soup
 from slipway.training.ensembles.stack import refuse_leak, stack_folds, stacked_weights
-from slipway.training.ensembles.weights import ChosenWeights, equal_weights, greedy_weights
+from slipway.training.ensembles.weights import (
+    ChosenWeights,
+    ValidationMeasure,
+    equal_weights,
+    greedy_weights,
+)
 from slipway.training.job import LeftOut, Paths, TrainingData, open_data, placed
 from slipway.training.networks.ensemble import EnsembleNetwork, ensemble_spec
 from slipway.training.networks.initialization import pretrained_file

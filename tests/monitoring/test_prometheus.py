@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from slipway.serving.auth.keys import digest_of, make_key
-from slipway.serving.gpu.metrics import GAUGES
+from slipway.serving.gpu.extension import GAUGES
 from tests import plain_http
 from tests.monitoring.prometheus import Prometheus, running_prometheus
 from tests.monitoring.queries import (

@@ -13,7 +13,7 @@ from PIL import Image
 
 from slipway.inputs.images import array_from_bytes
 from slipway.serving.app import Application
-from slipway.serving.gpu.metrics import GAUGES
+from slipway.serving.gpu.extension import GAUGES
 from slipway.serving.http.responses import ERRORS
 from slipway.serving.worker import ModelWorker
 from tests.calibrations import CALIBRATION

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from slipway.serving.gpu.metrics import GAUGES, MAX_GPUS, GpuMetrics, open_gpu_metrics
+from slipway.serving.gpu.extension import GAUGES, MAX_GPUS, GpuMetrics, open_gpu_metrics
 from tests import plain_http
 from tests.serving.fake_nvml import GIB, FakeNvml, Gpu
 from tests.serving.server import running

@@ -7,6 +7,7 @@ import pyarrow.compute as pc
 
 from slipway.config.sections import CleanParams, DataParams
 from slipway.data.rules.report import CleanReport, CleanResult, ColumnSummary, clean_report
+from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import TABLE_RULES
 from slipway.data.sources.checksums import read_checksums
 from slipway.data.tables.clean_files import TableColumns, write_cells
@@ -37,7 +38,7 @@ def clean_rows(data: DataParams, clean: CleanParams) -> CleanResult:
         table.columns_yaml,
         partial(_write_cells, table),
         partial(column_notes, table),
-        conflict_hint(table),
+        conflict_hint(table.cleaned, "inputs"),
         table.hints,
     )
 
@@ -69,12 +70,12 @@ def _note(column: ColumnSummary) -> str:
     return f"  {column.name or repr('')}: {column.note}"
 
 
-def conflict_hint(table: CleanedTable) -> str:
+def conflict_hint(cleaned: Cleaned, inputs: str) -> str:
     """Return advice to flag conflicts if rows with equal inputs have different targets; else ""."""
-    rules = set(pc.unique(table.cleaned.quarantine["rule"]).to_pylist())
+    rules = set(pc.unique(cleaned.quarantine["rule"]).to_pylist())
     if not rules & {"conflicting_label", "conflicting_target"}:
         return ""
     return (
-        "\nIf equal inputs have different targets by nature, "
+        f"\nIf equal {inputs} have different targets by nature, "
         "set clean.rules.conflicting_label to flag."
     )

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.sections import Action, CleanParams, DataParams
@@ -27,7 +26,7 @@ from slipway.data.rules.report import (
 )
 from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import TEXT_RULES
-from slipway.data.tables.clean_step import check_listed, check_table
+from slipway.data.tables.clean_step import check_listed, check_table, conflict_hint
 from slipway.data.tables.cleaning import (
     WRITTEN_ROWS,
     check_columns,
@@ -109,7 +108,7 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
         report,
         "{}\n",
         lambda folder: write_texts(folder, _kept_texts(columns, order, rows), data.text_columns),
-        hint=_conflict_hint(cleaned),
+        hint=conflict_hint(cleaned, "texts"),
     )
 
 
@@ -183,14 +182,3 @@ def _kept_texts(
             yield from pa.table(cells, schema=schema).to_batches()
 
     return store_table(batches(), schema)
-
-
-def _conflict_hint(cleaned: Cleaned) -> str:
-    """Return advice to flag conflicts if equal texts have different targets; else ""."""
-    rules = set(pc.unique(cleaned.quarantine["rule"]).to_pylist())
-    if not rules & {"conflicting_label", "conflicting_target"}:
-        return ""
-    return (
-        "\nIf equal texts have different targets by nature, "
-        "set clean.rules.conflicting_label to flag."
-    )

@@ -48,13 +48,13 @@ def _attach(worker: ModelWorker) -> Hooks:
     def start() -> None:
         monitor.start(worker.request_log)
         if forwarder:
-            forwarder.start()
+            forwarder.rounds.start()
         worker.observers.add(monitor)
 
     async def close() -> None:
         await asyncio.to_thread(feedback.close)
         if forwarder:
-            await asyncio.to_thread(forwarder.close)
+            await asyncio.to_thread(forwarder.rounds.close)
 
     return Hooks(
         routes=feedback_routes(worker, feedback),

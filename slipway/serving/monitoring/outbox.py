@@ -110,7 +110,7 @@ class Forwarder:
         self._shared = SharedDatabase(limits.database_url, FEEDBACK_SCHEMA)
         self._measured: dict[str, float] = {}  # time of the latest measured label, by model
         self._tidied = time.monotonic()
-        self._rounds = Rounds(
+        self.rounds = Rounds(  # the last one delivers the rest
             "slipway-outbox",
             self.work_once,
             lambda: metrics.fault("database"),
@@ -119,13 +119,6 @@ class Forwarder:
             "SLIPWAY_STATE and predictions continue",
             working="feedback is delivered to SLIPWAY_DATABASE_URL again",
         )
-
-    def start(self) -> None:
-        self._rounds.start()
-
-    def close(self) -> None:
-        """Deliver the rest and end the thread. Does not wait for a database that hangs."""
-        self._rounds.close()
 
     def _end(self) -> None:
         self._shared.close()

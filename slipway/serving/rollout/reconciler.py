@@ -124,7 +124,7 @@ class RolloutReconciler:
             try:
                 await asyncio.to_thread(self._write, report)
                 if self._sync:
-                    await asyncio.to_thread(self._sync.close)
+                    await asyncio.to_thread(self._sync.rounds.close)
             except OSError as error:
                 logger.error(
                     "cannot report to the rollout in %s that this worker stops: %s; "
@@ -166,7 +166,7 @@ class RolloutReconciler:
         if self._sync is None and given_url() is not None:
             metrics = self._worker.metrics
             self._sync = RolloutSync(self._state_folder, lambda: metrics.fault("rollout"))
-            self._sync.start()
+            self._sync.rounds.start()
 
     async def _run(self) -> None:
         await self._worker.loaded()

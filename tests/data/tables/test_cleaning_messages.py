@@ -112,12 +112,12 @@ def test_a_failed_clean_names_conflicts_and_ignored_columns(
 ) -> None:
     rows = "".join(f'{row % 3},"{row},5",{row}\n' for row in range(30))
     table = cleaned(data_params(write_csv(tmp_path / "t.csv", f"a,price,target\n{rows}")))
-    assert "set clean.rules.conflicting_label to flag" in conflict_hint(table)
+    assert "set clean.rules.conflicting_label to flag" in conflict_hint(table.cleaned, "inputs")
     assert "price: its cells look like numbers with a decimal comma" in column_notes(
         table, Path("columns.yaml")
     )
     fine = cleaned(data_params(numbered_csv(tmp_path / "fine.csv")))
-    assert conflict_hint(fine) == ""
+    assert conflict_hint(fine.cleaned, "inputs") == ""
     assert column_notes(fine, Path("columns.yaml")) == "\nthe columns' kinds are in columns.yaml"
 
 

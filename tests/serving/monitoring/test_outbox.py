@@ -107,9 +107,9 @@ def test_database_that_is_down_delays_no_end_of_a_worker_and_counts_as_a_fault(
     pytest.importorskip("psycopg", reason="psycopg is not installed")
     one = service("one", NOBODY)
     one.predict("a")
-    one.forwarder.start()
-    one.forwarder.close()
-    assert not one.forwarder._rounds._thread.is_alive()
+    one.forwarder.rounds.start()
+    one.forwarder.rounds.close()
+    assert not one.forwarder.rounds._thread.is_alive()
     assert one._all._faults_by_part["database"]._value.get() == 1
 
 

@@ -14,8 +14,8 @@ from slipway.data.store.packed import PackedSplit, TargetScale
 from slipway.system.errors import TrainingError
 from slipway.training.batches.row_selection import select
 from slipway.training.distributed.placement import TrainingHost, place, requested_setup
-from slipway.training.ensembles.measure import ValidationMeasure
 from slipway.training.ensembles.stack import refuse_leak, stack_folds, stacked_weights
+from slipway.training.ensembles.weights import ValidationMeasure
 from slipway.training.job import TrainingData, network_spec, placed
 from slipway.training.uncertainty.out_of_fold import FoldTraining, predict_out_of_fold
 from slipway.training.uncertainty.prediction import predict_logits

@@ -84,7 +84,7 @@ class RolloutSync:
         self._was_seen = False
         self._last_event = read_rollout(state).num_events
         self._tidied = time.monotonic()
-        self._rounds = Rounds(
+        self.rounds = Rounds(  # the last one reports that this worker ends
             "slipway-rollout-sync",
             self.work_once,
             report_fault,
@@ -93,13 +93,6 @@ class RolloutSync:
             "to serve, and commands are refused",
             working="the rollout in SLIPWAY_DATABASE_URL is followed again",
         )
-
-    def start(self) -> None:
-        self._rounds.start()
-
-    def close(self) -> None:
-        """Report that this worker ends, without waiting for a database that does not respond."""
-        self._rounds.close()
 
     def work_once(self) -> None:
         """Exchange state and reports with the database once.
