@@ -8,7 +8,7 @@ no prediction.
 import contextlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -17,14 +17,13 @@ from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.config.sections import DataParams
-from slipway.data.sources.samples import image_id
-from slipway.data.sources.sources import read_samples
+from slipway.data.sources.sources import raw_images
 from slipway.data.store.packed import PackedManifest, PackedSplit
 from slipway.data.tables.source import columns_of, read_json_rows
 from slipway.data.texts.source import raw_rows
 from slipway.export.certification.raw_rows import RawRowPositions
 from slipway.export.release import read_known_rows
-from slipway.inputs.columns import Cell, ColumnContract, encode_rows, read_row
+from slipway.inputs.columns import ColumnContract, encode_rows, read_row
 from slipway.inputs.images import ImageContract, array_from_bytes, load_transform
 from slipway.inputs.texts import TextContract, encode_texts, read_text
 from slipway.kinds.registry import Task
@@ -145,12 +144,21 @@ def _batches(
             inputs = np.ascontiguousarray(test.inputs[start : start + size])
             yield np.arange(start, start + len(inputs)), inputs
     elif isinstance(contract, ColumnContract):
-        rows = _table_rows(contract, test, data(), bundle.root)
+        raw = data()
+        _require_columns({column.name for column in contract.columns}, raw, bundle.root)
+        table = read_json_rows(raw, contract.columns, set(test.sources))
+        rows = _readable(table, test, lambda row: read_row(row, contract))
         yield from _grouped(rows, size, lambda cells: encode_rows(cells, contract))
     elif isinstance(contract, ImageContract):
-        yield from _grouped(_images(contract, test, data()), size, np.stack)
+        load_transform(contract)
+        found = raw_images(data(), contract, set(test.sources))
+        images = _readable(found, test, lambda payload: array_from_bytes(payload, contract))
+        yield from _grouped(images, size, np.stack)
     elif isinstance(contract, TextContract):
-        texts = _texts(contract, test, data(), bundle.root)
+        raw = data()
+        _require_columns(set(contract.columns), raw, bundle.root)
+        listed = raw_rows(raw, contract, set(test.sources))
+        texts = _readable(listed, test, lambda row: read_text(json.loads(row), contract))
         yield from _grouped(texts, size, lambda batch: encode_texts(batch, contract))
     else:
         raise BundleError(
@@ -159,39 +167,15 @@ def _batches(
         )
 
 
-def _images(
-    contract: ImageContract, test: PackedSplit, data: DataParams
-) -> Iterator[tuple[int, NDArray[np.uint8]]]:
-    load_transform(contract)
+def _readable(
+    rows: Iterable[tuple[str, str | None, Any]], test: PackedSplit, read: Callable[[Any], Any]
+) -> Iterator[tuple[int, Any]]:
+    """Yield position and input of each raw row (source, id, content) that `read` accepts."""
     positions = RawRowPositions(test.ids, test.sources)
-    for sample in read_samples(data, wanted=set(test.sources)):
-        position = positions.take(sample.source, image_id(sample))
-        with contextlib.suppress(ImageError):
-            yield position, array_from_bytes(sample.payload, contract)
-    positions.check_all_taken()
-
-
-def _table_rows(
-    contract: ColumnContract, test: PackedSplit, data: DataParams, root: Path
-) -> Iterator[tuple[int, dict[str, Cell]]]:
-    _require_columns({column.name for column in contract.columns}, data, root)
-    positions = RawRowPositions(test.ids, test.sources)
-    for source, row_id, row in read_json_rows(data, contract.columns, set(test.sources)):
+    for source, row_id, content in rows:
         position = positions.take(source, row_id)
-        with contextlib.suppress(CellError):
-            yield position, read_row(row, contract)
-    positions.check_all_taken()
-
-
-def _texts(
-    contract: TextContract, test: PackedSplit, data: DataParams, root: Path
-) -> Iterator[tuple[int, str]]:
-    _require_columns(set(contract.columns), data, root)
-    positions = RawRowPositions(test.ids, test.sources)
-    for source, row_id, content in raw_rows(data, contract, set(test.sources)):
-        position = positions.take(source, row_id)
-        with contextlib.suppress(CellError):
-            yield position, read_text(json.loads(content), contract)
+        with contextlib.suppress(CellError, ImageError):
+            yield position, read(content)
     positions.check_all_taken()
 
 

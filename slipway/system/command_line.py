@@ -1,6 +1,7 @@
 """The command line: a parser whose errors name the expected usage, and closed output pipes."""
 
 import argparse
+import math
 import os
 import select
 import signal
@@ -24,13 +25,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def positive_number(text: str) -> float:
     """Parse a number above 0 and below a million. Raises ArgumentTypeError."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < _TOO_MUCH:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number above 0 and below 1e6")
-    return value
+    return _number(text, lambda value: 0 < value < _TOO_MUCH, "above 0 and below 1e6")
 
 
 def whole_number(most: int) -> Callable[[str], int]:
@@ -48,12 +43,16 @@ def whole_number(most: int) -> Callable[[str], int]:
 
 def fraction(text: str) -> float:
     """Parse a number from 0 to 1. Raises ArgumentTypeError."""
+    return _number(text, lambda value: 0 <= value <= 1, "from 0 to 1")
+
+
+def _number(text: str, is_allowed: Callable[[float], bool], expected: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = -1.0
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number from 0 to 1")
+        value = math.nan
+    if not is_allowed(value):
+        raise argparse.ArgumentTypeError(f"found {text!r}, expected a number {expected}")
     return value
 
 

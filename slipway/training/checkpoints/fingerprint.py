@@ -6,12 +6,13 @@ training with the same fingerprint; for another one this module lists the differ
 layout is not part of it: other processes may resume a checkpoint, see `resumption`.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from slipway.config.params import flat
 from slipway.config.training import TrainParams
 from slipway.kinds.code_digest import stage_files
 from slipway.system import files
@@ -61,7 +62,7 @@ class Fingerprint(Contract):
 
     def differences(self, other: "Fingerprint") -> list[str]:
         """List each value and file that differs, as `key: here -> in other`."""
-        ours, theirs = dict(_flatten(self.model_dump())), dict(_flatten(other.model_dump()))
+        ours, theirs = dict(flat(self.model_dump())), dict(flat(other.model_dump()))
         keys = ours.keys() | theirs.keys()
         values, changed_files = [], []
         for key in sorted(key for key in keys if ours.get(key) != theirs.get(key)):
@@ -106,11 +107,3 @@ def take_fingerprint(
         code=stage_files(root, "train"),
         versions={name: version(name) for name in _PACKAGES},
     )
-
-
-def _flatten(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict) and value:
-        for key, inner in value.items():
-            yield from _flatten(inner, f"{name}.{key}" if name else key)
-    else:
-        yield name, value
