@@ -18,6 +18,7 @@ from slipway.project.proposal import ProjectProposal
 from slipway.project.recipe import proposed_search
 from slipway.system import files
 from slipway.system.errors import ParamsError, UnavailableError
+from slipway.system.version import git
 
 _FILES = ("params.yaml", "dvc.yaml")  # a folder with one of them is a project
 _IGNORED = """\
@@ -169,13 +170,13 @@ def _readme(folder: Path, content: Mapping[str, Any], proposal: ProjectProposal)
 
 def _start_repositories(folder: Path) -> None:
     """Initialise git and DVC if they are missing."""
-    if _git(folder, "rev-parse", "--git-dir") is None and _git(folder, "init", "-q") is None:
+    if git(folder, "rev-parse", "--git-dir") is None and git(folder, "init", "-q") is None:
         raise UnavailableError(
             "git is not installed, or cannot write here; DVC needs it. Install git, then run "
             f"`git init && dvc init` in {folder}."
         )
     if not (folder / ".dvc").exists():
-        top = _git(folder, "rev-parse", "--show-toplevel") or ""
+        top = git(folder, "rev-parse", "--show-toplevel") or ""
         inside = [] if Path(top).resolve() == folder.resolve() else ["--subdir"]
         answer = subprocess.run(
             [sys.executable, "-m", "dvc", "init", *inside],
@@ -195,21 +196,12 @@ def _start_repositories(folder: Path) -> None:
 
 def _commit(folder: Path, names: list[str]) -> None:
     """Commit the files if the repository has no commit yet, because experiments need one."""
-    if _git(folder, "rev-parse", "--verify", "-q", "HEAD") is None:
-        known = _git(folder, "config", "user.email") and _git(folder, "config", "user.name")
+    if git(folder, "rev-parse", "--verify", "-q", "HEAD") is None:
+        known = git(folder, "config", "user.email") and git(folder, "config", "user.name")
         identity = () if known else _COMMITTER
-        _git(folder, "add", "--", *names)
-        if _git(folder, *identity, "commit", "-q", "-m", "Start the project", "--", *names) is None:
+        git(folder, "add", "--", *names)
+        if git(folder, *identity, "commit", "-q", "-m", "Start the project", "--", *names) is None:
             raise UnavailableError(
                 f"git could not commit the new files in {folder}, and experiments need a commit. "
                 "Run `git commit` there to see the reason."
             )
-
-
-def _git(folder: Path, *arguments: str) -> str | None:
-    """Run git in the folder. Returns its output, or None if it failed."""
-    try:
-        answer = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True)
-    except OSError:
-        return None
-    return None if answer.returncode else answer.stdout.strip()

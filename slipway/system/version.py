@@ -1,6 +1,7 @@
-"""The version number of the running Slipway, from the installed package or the checkout."""
+"""The version of the running Slipway, and what git says about the version of a folder."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from slipway.system.assets import asset
 
@@ -29,3 +30,15 @@ def installed_version() -> str:
         return version(DISTRIBUTION)
     except PackageNotFoundError:  # a bento holds the code without the package
         return "unknown"
+
+
+def git(folder: Path, *arguments: str) -> str | None:
+    """Run git in a folder; None if it fails, as outside a work tree, or is not installed."""
+    import subprocess
+
+    command = ["git", *arguments]
+    try:
+        answer = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return answer.stdout.strip()

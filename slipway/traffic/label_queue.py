@@ -114,24 +114,26 @@ class LabelQueue:
 
     def conflicts(self) -> list[tuple[QueuedRow, dict[str, Any]]]:
         """Return the rows without a majority, each with the labels by labeller."""
-        opinions = self._all_opinions()
-        found = []
-        for row in self.rows():
-            given = _given(opinions.get(row.key[:2], {}))
-            if len(set(given.values())) > 1 and self._decided(given) is None:
-                found.append((row, {name: json.loads(one) for name, one in given.items()}))
-        return found
+        return [
+            (row, {name: json.loads(one) for name, one in given.items()})
+            for row, given in self._labelled()
+            if len(set(given.values())) > 1 and self._decided(given) is None
+        ]
 
     def decided(self) -> list[tuple[QueuedRow, Any, str]]:
         """Return (row, label, labeller) of each decided row; the last labeller who gave it."""
-        opinions = self._all_opinions()
         found = []
-        for row in self.rows():
-            given = _given(opinions.get(row.key[:2], {}))
+        for row, given in self._labelled():
             if (text := self._decided(given)) is not None:
                 name = [labeller for labeller, truth in given.items() if truth == text][-1]
                 found.append((row, json.loads(text), name))
         return found
+
+    def _labelled(self) -> Iterator[tuple[QueuedRow, dict[str, str]]]:
+        """Yield each row with its labels by labeller."""
+        opinions = self._all_opinions()
+        for row in self.rows():
+            yield row, _given(opinions.get(row.key[:2], {}))
 
     def give(self, row: QueuedRow, labeller: str, truth: Any) -> Any:
         """Store the label that `labeller` gave, or None to skip the row.

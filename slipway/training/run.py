@@ -6,11 +6,9 @@ are functions of `seed`, so equal inputs give equal weights.
 
 import gc
 import signal
-import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import pytorch_lightning as pl
@@ -23,6 +21,7 @@ from slipway.kinds.registry import are_trees, input_kind
 from slipway.system import files
 from slipway.system.errors import TrainingError
 from slipway.system.malloc import return_memory_to_os
+from slipway.system.version import git
 from slipway.training.assembly import (
     SetupCheck,
     freeze_callbacks,
@@ -341,7 +340,7 @@ def model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelMani
             *user_code(job.paths.root, "train.loss", [job.params.loss]),
         ],
         versions=fingerprint.versions,
-        git_revision=_git_revision(job.paths.root),
+        git_revision=git(job.paths.root, "rev-parse", "HEAD"),
     )
 
 
@@ -375,12 +374,3 @@ def _network_with(job: Job, weights: Mapping[str, Any]) -> Network:
         network = build_network(job.spec)
         load_weights(network, weights)
         return merged(network)
-
-
-def _git_revision(root: Path) -> str | None:
-    command = ["git", "rev-parse", "HEAD"]
-    try:
-        found = subprocess.run(command, cwd=root, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return found.stdout.strip()

@@ -6,7 +6,6 @@ GPU) are recorded as missing, never guessed.
 
 import importlib.metadata
 import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from slipway.runtimes.runtime import describe_session, this_machine, why_unavail
 from slipway.system import files
 from slipway.system.cores import cpu_model, num_cores
 from slipway.system.errors import SchemaError, UnavailableError
-from slipway.system.version import DISTRIBUTION, installed_version
+from slipway.system.version import DISTRIBUTION, git, installed_version
 
 _PACKAGES = (
     "torch",
@@ -42,10 +41,12 @@ def trace_lineage(
 
     The key of a stage's digest is "dvc.lock#STAGE", as in "dvc.lock#train".
     """
-    revision = _git("rev-parse", "HEAD")
+    revision = git(Path(), "rev-parse", "HEAD")
     changes = None
     if revision:
-        changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE)
+        changes = git(
+            Path(), "status", "--porcelain", "--untracked-files=no", "--", ".", *_NOT_CODE
+        )
     digests = {path.as_posix(): files.sha256_file(path) for path in paths}
     stages = _locked_stages(lock)
     locked = {f"{lock.name}#{stage}": files.digest_json(entry) for stage, entry in stages.items()}
@@ -120,12 +121,3 @@ def _locked_stages(lock: Path) -> dict[str, Any]:
         )
     stages: dict[str, Any] = content["stages"]
     return stages
-
-
-def _git(*arguments: str) -> str | None:
-    """Return the output of git; None outside a work tree, before a commit, or without git."""
-    try:
-        answer = subprocess.run(["git", *arguments], capture_output=True, text=True, check=True)
-    except (FileNotFoundError, subprocess.CalledProcessError):
-        return None
-    return answer.stdout.strip()
