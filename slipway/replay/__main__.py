@@ -226,10 +226,6 @@ def _end(text: str) -> NoReturn:
     sys.exit(CANNOT)
 
 
-if __name__ == "__main__":
-    main()
-
-
 def find_bundle(digest: str, given: Path, artifacts: Path = ARTIFACTS) -> LoadedBundle:
     """Find a bundle by digest or model version: `given`, or one below `artifacts`.
 
@@ -285,3 +281,7 @@ def _digest(root: Path) -> str | None:
         raise BundleError(
             f"{root / MANIFEST} cannot be read: {error.strerror}. Make it readable for this user."
         ) from error
+
+
+if __name__ == "__main__":
+    main()

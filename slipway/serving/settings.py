@@ -15,7 +15,6 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from slipway.artifacts.locations import BUNDLE, CERTIFICATE, ENGINE, REBUILT_ENGINE
 from slipway.predictor.options import ModelOptions, ProviderOption, Variant
 from slipway.system.cores import num_cores
 from slipway.system.errors import SlipwayError
@@ -105,10 +104,10 @@ AnySection = TypeVar("AnySection", bound=SettingsSection)
 class Settings(SettingsSection):
     """The settings of the core; `sections` has those of the extensions."""
 
-    bundle: RootedPath = BUNDLE
-    certificate: RootedPath = CERTIFICATE
-    engine: RootedPath = ENGINE
-    rebuilt_engine: RootedPath = REBUILT_ENGINE  # for an engine built here
+    bundle: RootedPath = Path("artifacts/bundle")
+    certificate: RootedPath = Path("artifacts/certificate.json")
+    engine: RootedPath = Path("artifacts/engine")
+    rebuilt_engine: RootedPath = Path("artifacts/rebuilt_engine")  # for an engine built here
     engine_cache: RootedPath = Path(".work/engine_cache")  # of ONNX Runtime's TensorRT provider
     # Name of the model in the Open Inference Protocol.
     model_name: Annotated[str, AfterValidator(checked_model_name)] = "slipway"

@@ -5,6 +5,7 @@ from typing import get_args
 import pytest
 from pydantic.fields import FieldInfo
 
+from slipway.artifacts.locations import BUNDLE, CERTIFICATE, ENGINE, REBUILT_ENGINE
 from slipway.serving.auth.extension import AuthSettings
 from slipway.serving.extensions import SECTIONS
 from slipway.serving.settings import (
@@ -23,7 +24,9 @@ DOCS = Path("docs/reference/serving.md")
 
 def test_unset_variables_give_the_documented_defaults() -> None:
     settings = read_all_settings({"PATH": "/bin"})
-    assert settings.bundle == ROOT / "artifacts/bundle"
+    # Written out in the settings, so that the service's core needs no module more.
+    assert (settings.bundle, settings.certificate) == (ROOT / BUNDLE, ROOT / CERTIFICATE)
+    assert (settings.engine, settings.rebuilt_engine) == (ROOT / ENGINE, ROOT / REBUILT_ENGINE)
     assert (settings.provider, settings.variant, settings.workers) == ("auto", "auto", 1)
 
 

@@ -12,7 +12,7 @@ from tests.structure.tracked import tracked_files
 MOST_MODULES = 16  # in one folder, without its `__init__.py`
 # New abilities raise it, with the reason in their commit. It began at 30,108, when Slipway had no
 # texts, search, ensembles, loop, gateway or exports; 28,000 was the goal and was not reached.
-MOST_STATEMENTS = 59_420
+MOST_STATEMENTS = 59_419
 PACKAGES = ("slipway",)
 # Folders of tests/ that mirror no room: they test the repository as a whole, or these folders.
 _OTHER_TESTS = ("tests", "tests/structure", "tests/end_to_end", "tests/launch", "tests/monitoring")
@@ -57,6 +57,19 @@ def lazy_modules(sources: Mapping[str, str]) -> Iterator[str]:
             is_hook = isinstance(node, ast.FunctionDef) and node.name == "__getattr__"
             if is_hook and node not in methods:
                 yield path
+
+
+def defined_too_late(sources: Mapping[str, str]) -> Iterator[str]:
+    """The modules that define names after their `if __name__ == "__main__"`.
+
+    `python -m` runs the module before it defines them.
+    """
+    for path, source in sources.items():
+        *before, _ = ast.parse(source).body or [ast.Pass()]
+        if any(
+            isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in before
+        ):
+            yield path
 
 
 def gerunds(paths: Iterable[str]) -> Iterator[Finding]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from tests.structure.layout import (
     MOST_MODULES,
     MOST_STATEMENTS,
+    defined_too_late,
     duplicate_class_names,
     gerunds,
     lazy_modules,
@@ -53,6 +54,16 @@ def test_a_class_name_that_two_modules_use_is_reported() -> None:
 def test_only_the_package_itself_computes_attributes_on_use(root: Path) -> None:
     sources = {path: (root / path).read_text() for path in modules(root)}
     assert list(lazy_modules(sources)) == ["slipway/__init__.py"]
+
+
+def test_no_module_defines_a_name_after_it_has_run_as_a_command(root: Path) -> None:
+    assert list(defined_too_late({path: (root / path).read_text() for path in modules(root)})) == []
+
+
+def test_a_function_below_the_start_of_its_command_is_reported() -> None:
+    start = 'if __name__ == "__main__":\n    main()\n'
+    sources = {"a.py": f"def main(): f()\n{start}def f(): ...\n", "b.py": start, "c.py": ""}
+    assert list(defined_too_late(sources)) == ["a.py"]
 
 
 def test_a_module_that_computes_attributes_on_use_is_reported() -> None:
