@@ -173,7 +173,8 @@ def test_an_overload_of_a_quick_model_resets_no_connection(
         server.wait()
         probed = f"http://127.0.0.1:{port}"
         peak = len(run(closed_loop(server.url, image, 32, seconds=1)))
-        overload = load(server.url, 4 * peak, 3, probed)
+        # With 4 times the peak the client itself runs out of descriptors on a fast machine.
+        overload = load(server.url, 2 * peak, 3, probed)
         check_answers(overload)
         time.sleep(1)
         check_answers(load(server.url, 0.3 * peak, 1, probed))
