@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from slipway.cli.command import say
-from slipway.project.creation import create, require_no_project
+from slipway.project.creation import create, require_new_project
 from slipway.project.inspection import inspect
 from slipway.project.pretrained import find_weights
 from slipway.project.proposal import ProjectProposal, propose
@@ -32,7 +32,7 @@ def init(folder: Path, data: Path, task: str | None, target: str | None, yes: bo
     is never overwritten. If the task or the target is unclear, --yes is not enough: give --task
     or --target.
     """
-    require_no_project(folder)
+    require_new_project(folder)
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
     say(f"looking at {data} ...")
     summary = inspect(data)

@@ -6,6 +6,8 @@ was written, for this merge.
 """
 
 import re
+import shlex
+from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -20,6 +22,30 @@ _HEAD = "# Written by Slipway. `slipway upgrade` renews this file unless somebod
 _OUR_CODE = ("slipway/", "stages/", "serving/")
 _DIGEST = "# SHA-256 of the other lines: {}\n"
 _WRITTEN = re.compile(re.escape(_HEAD) + _DIGEST.format("([0-9a-f]{64})"))
+_WITHOUT_BRACES = str.maketrans("{}", "()")
+
+
+def path_mistakes(project: Path) -> list[str]:
+    """Return the reason why DVC cannot run in the folder `project`, or nothing.
+
+    DVC formats its lines of progress with the path in them, so braces make it fail after a stage.
+    """
+    braced = [part for part in (project.absolute(), *project.absolute().parents) if _braces(part)]
+    if not braced:
+        return []
+    moves = [
+        shlex.join(["mv", str(part), str(part.with_name(part.name.translate(_WITHOUT_BRACES)))])
+        for part in braced
+    ]
+    return [
+        f"the path of the project, {str(project.absolute())!r}, has braces, which DVC cannot "
+        f"handle: it expects a path without {{ and }}. Name another folder, or rename this one: "
+        f"{' && '.join(moves)}"
+    ]
+
+
+def _braces(part: Path) -> set[str]:
+    return {*part.name} & {*"{}"}
 
 
 def pipeline_text() -> str:

@@ -20,8 +20,11 @@ WRITTEN = frozenset({"artifacts", "data", "metrics", "reports", "build", "dvc_pl
 
 
 def code_stamp(root: Path) -> str:
-    """Return the hex digest of params.yaml, the package, and the user's modules in `root`."""
-    digest = hashlib.sha256()
+    """Return the hex digest of params.yaml, the package, and the user's modules in `root`.
+
+    The place of `root` counts, too, because the checks depend on it.
+    """
+    digest = hashlib.sha256(os.fsencode(root.absolute()))
     paths = [root / "params.yaml", *_all_below(_PACKAGE), *_users_files(root)]
     for path in sorted(paths):
         content = path.read_bytes() if path.is_file() else b""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.config.params import Params, mistakes_in, read_content, sound_part
+from slipway.config.pipeline import path_mistakes
 from slipway.config.stage_run import WRITTEN
 from slipway.planning.packages import missing_packages
 from slipway.planning.search_space import space_mistakes
@@ -53,7 +54,12 @@ def check_project(params: Path = Path("params.yaml"), *, with_search: bool = Fal
 
 
 def repository_mistakes() -> list[str]:
-    """List why DVC cannot run here: no git repository, and DVC is not set up to work without."""
+    """List why DVC cannot run here: braces in the path, or no git repository."""
+    return [*path_mistakes(Path.cwd()), *_missing_git()]
+
+
+def _missing_git() -> list[str]:
+    """Say how to get a git repository, unless DVC is set up to work without."""
     if any((folder / ".git").exists() for folder in (Path.cwd(), *Path.cwd().parents)):
         return []
     configs = [path for path in (Path(".dvc/config"), Path(".dvc/config.local")) if path.is_file()]

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.config.params import value_at
-from slipway.config.pipeline import RECORD, pipeline_text
+from slipway.config.pipeline import RECORD, path_mistakes, pipeline_text
 from slipway.kinds.registry import kind_of
 from slipway.project.params_text import params_text, search_text
 from slipway.project.proposal import ProjectProposal
@@ -86,7 +86,7 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
             f"{question.option} {shlex.quote(question.candidates[0])}; the candidates are "
             f"{', '.join(question.candidates)}."
         )
-    require_no_project(folder)
+    require_new_project(folder)
     folder.mkdir(parents=True, exist_ok=True)
     content = _relocated(proposal.params, folder)
     written = {
@@ -111,8 +111,10 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
     return list(written)
 
 
-def require_no_project(folder: Path) -> None:
-    """Raise ParamsError if the folder is a project."""
+def require_new_project(folder: Path) -> None:
+    """Raise ParamsError if the folder is a project, or if DVC could not run in it."""
+    if problems := path_mistakes(folder):
+        raise ParamsError(f"{problems[0]}.")
     if present := [name for name in _FILES if (folder / name).exists()]:
         raise ParamsError(
             f"{folder} is a project already: it has {' and '.join(present)}, which stay as they "

@@ -62,6 +62,11 @@ def test_adding_or_removing_a_module_changes_the_code_stamp(root: Path) -> None:
     assert len({before, with_metric, code_stamp(root)}) == 3
 
 
+def test_the_code_stamp_of_a_project_changes_when_its_folder_moves(root: Path) -> None:
+    before = code_stamp(root)
+    assert code_stamp(root.rename(root.parent / "p {1}")) != before
+
+
 def test_the_saved_output_is_returned_only_for_the_same_stamp(root: Path) -> None:
     assert remembered(root, "a") is None
     remember_text(root, "a", "train: 1\n")

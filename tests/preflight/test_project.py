@@ -1,6 +1,7 @@
 """Preflight: every mistake is named at once, and the reports of the last run stay."""
 
 import copy
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -74,6 +75,21 @@ def test_folder_without_git_is_refused_with_both_remedies(
         Path(".dvc/config.local").unlink()
         Path(".git").mkdir()
         assert repository_mistakes() == []
+
+
+def test_a_project_with_braces_in_its_path_is_refused_with_a_command_that_renames_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "p {1}" / "x"
+    folder.mkdir(parents=True)
+    (folder / "data").symlink_to(tmp_path / "data")
+    monkeypatch.chdir(folder)
+    text = refusal()
+    assert f"the path of the project, {str(folder)!r}, has braces, which DVC cannot handle" in text
+    command = next(line for line in text.splitlines() if "rename this one: " in line)
+    subprocess.run(["bash", "-c", command.partition("rename this one: ")[2]], check=True)
+    monkeypatch.chdir(tmp_path / "p (1)" / "x")
+    check_project()
 
 
 MISTAKES: list[tuple[str, Any, str]] = [

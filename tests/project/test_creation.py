@@ -91,3 +91,13 @@ def test_create_refuses_a_proposal_with_an_open_question_and_lists_its_candidate
     with pytest.raises(ParamsError, match=r"--target.*cultivar"):
         create(tmp_path / "project", propose(inspect(wine(tmp_path))))
     assert not (tmp_path / "project").exists()
+
+
+@pytest.mark.unit
+@pytest.mark.parametrize("name", ["p {1}", "p{", "}"])
+def test_a_folder_with_braces_in_its_path_is_refused_before_anything_is_written(
+    proposal: ProjectProposal, tmp_path: Path, name: str
+) -> None:
+    with pytest.raises(ParamsError, match="has braces, which DVC cannot handle"):
+        create(tmp_path / name / "x", proposal)
+    assert not (tmp_path / name).exists()
