@@ -128,6 +128,10 @@ class DataParams(ParamsSection):
     missing_values: list[str]
     # Table tasks: how dates are written other than in ISO 8601, such as "%d/%m/%Y".
     date_format: str | None
+    # Table tasks: the marks of numbers in text, as in 1.234,56; JSON and Parquet have numbers.
+    decimal: Literal[".", ","] = "."
+    # null: none, except commas in a column whose other cells prove the decimal point.
+    thousands: Literal[",", ".", "'", " "] | None = None
     checksums: str | None  # file of lines "SHA-256  path", as sha256sum writes them
     engine: Literal["local", "ray"]  # runs clean and precompute
 
@@ -169,6 +173,11 @@ class DataParams(ParamsSection):
         yield from named_twice("text_columns", self.text_columns)
         if self.split_column is not None and self.split_file is not None:
             yield "split_column and split_file both give the split; set one of them to null"
+        if self.decimal == self.thousands:
+            yield (
+                f"decimal and thousands are both {self.decimal!r}, expected two different marks; "
+                "set thousands to null, or to the mark between thousands"
+            )
 
     @field_validator("encoding")
     @classmethod

@@ -14,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from slipway.data.sources.formats.json_lines import mixed_texts
 from slipway.data.sources.raw_tables import stored_column
-from slipway.data.sources.text_format import USUAL_FORMAT, TextFormat
+from slipway.data.sources.text_format import POINT, USUAL_FORMAT, NumberMarks, TextFormat
 from slipway.data.tables.cells import BAD, MISSING, TypedColumn, typed_column
 from slipway.data.tables.source import is_out_of_range
 from slipway.inference.json_rows import plain_cell, plain_row
@@ -71,6 +72,11 @@ def read_table(table: pa.Table, contract: ColumnContract, written: TextFormat) -
     return ReadRows(_encoded(cells, good, contract), good, faults)
 
 
+def as_in_training(contract: ColumnContract, written: TextFormat) -> TextFormat:
+    """Return the notation with the marks of numbers that the training data has."""
+    return written._replace(marks=NumberMarks(contract.decimal, contract.thousands))
+
+
 def require_columns(names: Sequence[str], wanted: Sequence[str]) -> None:
     """Raise DataError if a table lacks `wanted` columns; the error suggests similar names."""
     missing = []
@@ -100,6 +106,8 @@ def _is_refused(typed: TypedColumn, column: Column) -> NDArray[np.bool_]:
     """Return a mask (N,) of the cells that the column does not allow."""
     is_missing = typed.cell_states == MISSING
     refused = typed.cell_states == BAD
+    if _has_other_unit(typed, column):
+        refused = ~is_missing
     if column.required or not column.takes_missing:
         refused = refused | is_missing
     if column.kind == "category":
@@ -110,10 +118,15 @@ def _is_refused(typed: TypedColumn, column: Column) -> NDArray[np.bool_]:
     return np.asarray(refused)
 
 
+def _has_other_unit(typed: TypedColumn, column: Column) -> bool:
+    """Return True if the numbers have another unit than in training; without one they are right."""
+    return column.unit is not None and typed.unit not in ("", column.unit)
+
+
 def _fault(typed: TypedColumn, column: Column, row: int) -> CellError:
     """Return the fault of the refused cell in a row, with the same message as the service's."""
     state, value = typed.cell_states[row], typed.cells[row]
-    if state == BAD:
+    if state == BAD or (state != MISSING and _has_other_unit(typed, column)):
         value = typed.raw.values[int(typed.raw.codes[row])].as_py()
     elif column.kind == "boolean":
         value = bool(value)
@@ -130,12 +143,15 @@ class RowReader:
 
     def __init__(self, contract: ColumnContract) -> None:
         self._contract = contract
+        self._written = as_in_training(contract, USUAL_FORMAT)
 
     def read(self, given: object, batch_size: int) -> tuple[Iterator[NDArray[Any]], bool]:
         """Return batches of at most `batch_size` inputs, and True unless `given` is one dict.
 
         A CellError names the column, and the position of a bad row.
         """
+        table = table_of(given, self._written.marks)
+        given = given if table is None else table
         return batches_of(
             given, batch_size, (Mapping,), self._encode, self._table_batches, _EXPECTED
         )
@@ -162,7 +178,7 @@ class RowReader:
     def _table_batches(self, table: pa.Table, batch_size: int) -> Iterator[NDArray[Any]]:
         block_rows = max(1, _BLOCK_ROWS // batch_size) * batch_size
         for begin in range(0, table.num_rows, block_rows):
-            rows = read_table(table.slice(begin, block_rows), self._contract, USUAL_FORMAT)
+            rows = read_table(table.slice(begin, block_rows), self._contract, self._written)
             for position, fault in sorted(rows.faults.items()):
                 raise at_row(begin + position, fault)
             for start in range(0, len(rows.inputs), batch_size):
@@ -198,8 +214,11 @@ def at_row(position: int, error: CellError) -> CellError:
     return CellError(error.rule, f"rows[{position}].{error.column}", error.detail)
 
 
-def table_of(given: object) -> pa.Table | None:
-    """Return a DataFrame or a pyarrow table as a pyarrow table; None for anything else."""
+def table_of(given: object, marks: NumberMarks = POINT) -> pa.Table | None:
+    """Return a DataFrame or a pyarrow table as a pyarrow table; None for anything else.
+
+    Numbers among text get these marks.
+    """
     pandas = sys.modules.get("pandas")  # a DataFrame exists only if its caller imported pandas
     if pandas is None or not isinstance(given, pandas.DataFrame):
         return given if isinstance(given, pa.Table) else None
@@ -208,13 +227,12 @@ def table_of(given: object) -> pa.Table | None:
         raise DataError(
             f"the DataFrame has the column {', '.join(twice)} more than once. Rename or drop one."
         )
-    return pa.table({str(name): _series(column) for name, column in given.items()})
+    return pa.table({str(name): _series(column, marks) for name, column in given.items()})
 
 
-def _series(column: Any) -> pa.Array:
+def _series(column: Any, marks: NumberMarks) -> pa.Array:
     """Convert a column of a DataFrame; cells of mixed types become text, as in training."""
     try:
         return pa.Array.from_pandas(column)
     except (pa.ArrowException, OverflowError):
-        cells = (plain_cell(cell) for cell in column)
-        return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
+        return mixed_texts((plain_cell(cell) for cell in column), marks)

@@ -27,9 +27,9 @@ from slipway.data.sources.formats.json_lines import NOT_AN_OBJECT, cells_of, is_
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TABLES
 from slipway.data.sources.shards import parquet_errors, table_files
 from slipway.data.sources.text_folders import read_text_file
-from slipway.data.sources.text_format import TextFormat, as_utf8, is_utf8, remedy
+from slipway.data.sources.text_format import NumberMarks, TextFormat, as_utf8, is_utf8, remedy
 from slipway.inference.images import ImageReader
-from slipway.inference.rows import ReadRows, read_table, require_columns
+from slipway.inference.rows import ReadRows, as_in_training, read_table, require_columns
 from slipway.inference.texts import read_text_table
 from slipway.inputs.columns import ColumnContract
 from slipway.inputs.images import ImageContract
@@ -188,7 +188,7 @@ class RowFile(ABC, Generic[RowContract]):
         self._tables: Callable[[int], Iterator[_Rows]]
         if is_jsonl(path):
             self.schema = pa.schema([(JSON_ROW, pa.string())])
-            self._tables = partial(_json_rows, path, names)
+            self._tables = partial(_json_rows, path, names, written.marks)
         elif path.suffix.lower() == ".csv":
             csv_file = _CsvFile(path, written.encoding)
             self.schema, self._tables = csv_file.schema, csv_file.rows
@@ -239,7 +239,10 @@ class RowFile(ABC, Generic[RowContract]):
 
 
 class TableFile(RowFile[ColumnContract]):
-    """The rows of a table file, for a table model."""
+    """The rows of a table file, for a table model; its numbers are written as in training."""
+
+    def __init__(self, contract: ColumnContract, path: Path, written: TextFormat) -> None:
+        super().__init__(contract, path, as_in_training(contract, written))
 
     @staticmethod
     def names_of(contract: ColumnContract) -> list[str]:
@@ -446,7 +449,7 @@ class _CsvFile:
             raise DataError(f"{str(self._path)!r} is not a readable CSV: {reason}") from error
 
 
-def _json_rows(path: Path, names: Sequence[str], size: int) -> Iterator[_Rows]:
+def _json_rows(path: Path, names: Sequence[str], marks: NumberMarks, size: int) -> Iterator[_Rows]:
     with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
         lines = (line.strip() for line in file if line.strip())
         is_first = True
@@ -462,7 +465,9 @@ def _json_rows(path: Path, names: Sequence[str], size: int) -> Iterator[_Rows]:
             ]
             yield _Rows(
                 pa.table({JSON_ROW: pa.array(texts, pa.string())}),
-                pa.table({name: cells_of([row.get(name) for row in rows]) for name in names}),
+                pa.table(
+                    {name: cells_of([row.get(name) for row in rows], marks) for name in names}
+                ),
                 {
                     position: NOT_AN_OBJECT
                     for position, record in enumerate(records)

@@ -44,6 +44,9 @@ class ColumnType(Contract):
     required: bool  # a missing value is refused
     min: float | None  # smaller numbers are refused
     max: float | None
+    # "%" or the sign of a currency, which the numbers of the data have; "" for none. Absent from
+    # older bundles. JSON has numbers without it.
+    unit: str | None = None
 
 
 class Column(ColumnType):
@@ -92,7 +95,8 @@ class Column(ColumnType):
                 "other_categories": "missing" if self.takes_missing else "refused",
             }
         if self.kind == "number":
-            return described | {"min": self.min, "max": self.max}
+            with_unit = {"unit": self.unit} if self.unit else {}
+            return described | {"min": self.min, "max": self.max} | with_unit
         if self.kind == "date":
             return described | {"has_times": self.has_times}
         return described
@@ -140,6 +144,10 @@ class ColumnContract(InputContract):
     columns: list[Column]
     # Other columns of the training table except the target: rows may have them, with any value.
     ignored: list[str] = Field(default_factory=list)  # absent from older bundles
+    # The marks of numbers in text (`data.decimal`, `data.thousands`), which files and tables of
+    # callers have as well. Absent from older bundles. JSON has numbers.
+    decimal: str = "."
+    thousands: str | None = None
 
     @cached_property
     def accepted(self) -> frozenset[str]:

@@ -154,7 +154,13 @@ COLUMNS = InputKind(
         "precompute.max_categories": 1000,
         "precompute.num_quantiles": 48,
     },
-    requests={"data.columns": {}, "data.missing_values": [], "data.date_format": None},
+    requests={
+        "data.columns": {},
+        "data.missing_values": [],
+        "data.date_format": None,
+        "data.decimal": ".",
+        "data.thousands": None,
+    },
     parts={
         "contract": "slipway.inputs.columns:ColumnContract",
         "check_source": "slipway.data.tables.clean_step:check_table",

@@ -103,6 +103,19 @@ def unread(columns: Sequence[SampledColumn], others: Collection[str]) -> Iterato
         )
 
 
+def units(columns: Sequence[SampledColumn]) -> Iterator[str]:
+    """Name the units of the numbers, which the model and the service read without."""
+    for column in columns:
+        typed = typed_column(column.raw, "number")
+        if column.is_numeric and typed.unit:
+            place = int(np.argmax(typed.states == GOOD))
+            written, value = column.raw.values[place].as_py(), float(typed.values[place])
+            yield (
+                f"{column.name!r} has the unit {typed.unit}: {written!r} is read as {value:g}, "
+                f"and the service takes {value:g}"
+            )
+
+
 def mostly_missing(inputs: Sequence[SampledColumn]) -> Iterator[str]:
     """Warn of inputs that many rows lack."""
     for column in inputs:

@@ -17,8 +17,11 @@ from slipway.data.rules.class_names import (
     listed_variants,
     variants,
 )
+from slipway.data.sources.text_format import POINT, NumberMarks
 from slipway.data.tables.cells import typed_column
+from slipway.data.tables.column_types import marks_of
 from slipway.data.tables.hints import written_as
+from slipway.data.tables.notation import NO_NUMBERS, FoundMarks
 from slipway.kinds.inputs import TEXTS
 from slipway.kinds.registry import TaskKind, kind_of, settings_of_kinds, task_for
 from slipway.project import findings, recipe
@@ -125,8 +128,9 @@ def propose(
 
 @dataclass(frozen=True)
 class _Notation:
-    """Words for missing cells and formats of dates, which a table's cells need to be read."""
+    """Marks of numbers, words for missing cells and formats of dates, as a table's cells have."""
 
+    numbers: FoundMarks = NO_NUMBERS
     words: Sequence[str] = ()
     formats: Mapping[str, str] = field(default_factory=dict)  # by column
 
@@ -135,16 +139,21 @@ class _Notation:
         """The format of the first column that needs one; data.date_format takes only one."""
         return next(iter(self.formats.values()), None)
 
+    @property
+    def marks(self) -> NumberMarks:
+        """The marks of numbers, or the usual ones if it is not sure that others are right."""
+        return self.numbers.choices[0] if len(self.numbers.choices) == 1 else POINT
+
     def reread(self, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
         """Return the columns as `clean` reads them if params.yaml has this notation."""
-        if not self.words and not self.formats:
+        if not self.words and not self.formats and self.marks == POINT:
             return list(columns)
         words = tuple(word.strip().lower() for word in self.words)
         return sampled_columns(
             replace(
                 column.raw,
                 written=column.raw.written._replace(
-                    missing_values=words, date_format=self.date_format
+                    missing_values=words, date_format=self.date_format, marks=self.marks
                 ),
             )
             for column in columns
@@ -154,8 +163,12 @@ class _Notation:
 def _notation(summary: DataSummary, columns: Sequence[SampledColumn]) -> _Notation:
     if summary.form != "table" or summary.table is None:
         return _Notation()
+    notation = _Notation(marks_of(column.raw for column in columns))
     data = data_params(summary.path, columns={}, missing_values=[], date_format=None)
-    return _Notation(*written_as(summary.table, [column.guess for column in columns], data))
+    read = notation.reread(columns)
+    table = replace(summary.table, columns={column.name: column.raw for column in read})
+    words, formats = written_as(table, [column.guess for column in read], data)
+    return replace(notation, words=words, formats=formats)
 
 
 @dataclass
@@ -359,6 +372,7 @@ class _Draft:
         return [c for c in self.columns if c.name not in names and c.guess.kind != "ignore"]
 
     def _table_cells(self) -> None:
+        self._numbers()
         if self.notation.words:
             words = list(self.notation.words)
             self.set("data.missing_values", words, "they occur among numbers or dates")
@@ -378,6 +392,17 @@ class _Draft:
         ]
         if target is not None and not self.choice.label_columns:
             self.warnings += findings.suspected_leaks(inputs, target, of_classes=of_classes)
+
+    def _numbers(self) -> None:
+        """Propose the marks of numbers that are not written like -1234.5, and name the units."""
+        marks, shown = self.notation.marks, self.notation.numbers.shown
+        if marks != POINT:
+            if marks.decimal != POINT.decimal:
+                self.set("data.decimal", marks.decimal, f"the mark of numbers such as {shown}")
+            if marks.thousands is not None:
+                self.set("data.thousands", marks.thousands, f"separates thousands, as in {shown}")
+        target = [] if self.choice.target is None else [self.choice.target]
+        self.warnings += findings.units([*self.inputs(), *target])
 
     def _table_recipe(self) -> None:
         num_train = self.rows_of("train")

@@ -257,6 +257,8 @@ def _column_schema(column: Column) -> dict[str, Any]:
         schema["anyOf"] = [{"format": "date"}, {"format": "date-time"}]
         if not column.is_required:
             schema["anyOf"].append({"enum": [""]})
+    if column.unit:
+        schema["description"] = f"in {column.unit}, as a number without it"
     if column.kind == "number" and column.min is not None:
         schema["minimum"] = column.min
     if column.kind == "number" and column.max is not None:

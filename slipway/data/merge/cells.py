@@ -23,6 +23,7 @@ from slipway.data.engine.label_sets import (
 from slipway.data.merge.new_rows import Label
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.samples import spelled
+from slipway.data.sources.text_format import POINT
 from slipway.data.tables.cells import (
     GOOD,
     MISSING,
@@ -135,11 +136,21 @@ def target_cells(cells: list[Any], base: RawColumn, data: DataParams) -> pa.Arra
     if kind_of(data.task).target.has_classes:
         return pa.array([None if cell is None else label_of(cell) for cell in cells], pa.string())
     if any(isinstance(cell, str) for cell in cells):
-        unit = typed_column(base, "number").unit if base.stored == "text" else ""
-        return _as_text(
-            [f"{_text(cell)}{unit}" if isinstance(cell, int | float) else cell for cell in cells]
-        )
+        return _written_numbers(cells, base)
     return pa.array(cells, pa.float64())
+
+
+def _written_numbers(cells: list[Any], base: RawColumn) -> pa.Array:
+    """Return numbers as text with the marks and the unit of a column; other cells stay."""
+    unit = typed_column(base, "number").unit if base.stored == "text" else ""
+    return _as_text(
+        [
+            f"{_text(cell)}{unit}".replace(".", base.written.marks.decimal)
+            if isinstance(cell, int | float)
+            else cell
+            for cell in cells
+        ]
+    )
 
 
 def _as_text(cells: list[Any]) -> pa.Array:
@@ -162,9 +173,8 @@ def spelled_as(column: RawColumn, cells: pa.Array, data: DataParams) -> pa.Array
     if column.stored != "text":
         return cells
     (guess,) = column_types({column.name: column}, data.columns)
-    if guess.kind == "number" and (unit := typed_column(column, "number").unit):
-        found = [None if cell is None else f"{_text(cell)}{unit}" for cell in cells.to_pylist()]
-        return pa.array(found, pa.string())
+    if guess.kind == "number":
+        return _written_numbers(cells.to_pylist(), column)
     if guess.kind == "date" and data.date_format is not None:
         is_date = pa.array(typed_column(column, "date").states[:-1] == GOOD)
         dates = column.values.filter(is_date).to_pylist()
@@ -186,6 +196,11 @@ def input_digests(table: RawTable, kinds: Mapping[str, str]) -> list[bytes]:
     return [digest.tobytes() for digest in found]
 
 
+def _has_notation(column: RawColumn, texts: list[str]) -> bool:
+    """Return True if a column of text has numbers that are not written like -1234.5."""
+    return column.written.marks != POINT or any(_NOTATION.search(text) for text in texts)
+
+
 def _comparable(column: RawColumn, kind: str) -> RawColumn:
     """Return the column with one text for each value, whatever notation its cells have."""
     texts = [_text(cell) or "" for cell in column.values.to_pylist()]
@@ -196,7 +211,7 @@ def _comparable(column: RawColumn, kind: str) -> RawColumn:
         typed = typed_column(column, "date")
         dates = zip(texts, typed.values[:-1], typed.states[:-1], strict=True)
         texts = [repr(float(days)) if state == GOOD else text for text, days, state in dates]
-    elif kind == "number" and any(_NOTATION.search(text) for text in texts):
+    elif kind == "number" and column.stored == "text" and _has_notation(column, texts):
         typed = typed_column(column, "number")
         numbers = zip(texts, typed.values[:-1], typed.states[:-1], strict=True)
         texts = [repr(float(value)) if state == GOOD else text for text, value, state in numbers]

@@ -56,9 +56,10 @@ def merge_tables(
     `recent_from` is described in `merge`. Raises DataError if a column is missing.
     """
     report = MergeReport()
-    lists = TextFormat.of(data).list_columns
+    written = TextFormat.of(data)
     base = read_table_of(data)
-    new = read_raw_table(new_path, written=USUAL_FORMAT._replace(list_columns=lists))
+    as_collected = USUAL_FORMAT._replace(list_columns=written.list_columns, marks=written.marks)
+    new = read_raw_table(new_path, written=as_collected)
     inputs = _input_names(data, base, new, new_path)
     base_labels = table_labels(base, data)
     was_collected = _collected_marks(base)

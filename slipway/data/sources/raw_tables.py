@@ -29,7 +29,7 @@ from slipway.data.sources.formats.csv_files import csv_names, read_csv
 from slipway.data.sources.formats.json_lines import is_jsonl, json_columns, read_json_lines
 from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.shards import parquet_errors, read_parquet, table_files
-from slipway.data.sources.text_format import USUAL_FORMAT, TextFormat
+from slipway.data.sources.text_format import USUAL_FORMAT, NumberMarks, TextFormat
 from slipway.system.errors import DataError
 
 Stored = Literal["text", "number", "boolean", "other"]
@@ -169,7 +169,9 @@ def _joined(columns: Sequence[RawColumn]) -> RawColumn:
 
 def _cells_as(first: RawColumn, column: RawColumn) -> pa.Array:
     if first.stored == "text" and column.stored in ("number", "boolean"):
-        return pa.array(map(cell_text, column.values.to_pylist()), pa.string())
+        marks = column.written.marks
+        texts = (_cell_text(value, marks) for value in column.values.to_pylist())
+        return pa.array(texts, pa.string())
     return column.values.cast(first.values.type)
 
 
@@ -178,6 +180,12 @@ def cell_text(value: str | float | bool) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _cell_text(value: str | float | bool, marks: NumberMarks) -> str:
+    if isinstance(value, float) and not value.is_integer():
+        return marks.number_text(value)
+    return cell_text(value)
 
 
 def is_row_index(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""The notation of a table's text: its encoding, words for missing values, and format of dates."""
+"""The notation of a table's text: encoding, missing values, dates, and the marks of numbers."""
 
 import codecs
 import itertools
@@ -24,6 +24,20 @@ _BYTE_ORDER_MARKS = {
 _START_BYTES = 1000
 
 
+class NumberMarks(NamedTuple):
+    """The marks in the numbers of a table: `data.decimal` and `data.thousands`."""
+
+    decimal: str = "."
+    thousands: str | None = None
+
+    def number_text(self, value: float) -> str:
+        """Return a number as a cell with these marks, without separators of thousands."""
+        return repr(value).replace(".", self.decimal)
+
+
+POINT = NumberMarks()
+
+
 class TextFormat(NamedTuple):
     """The keys of the section `data` that describe the notation of cells."""
 
@@ -32,6 +46,7 @@ class TextFormat(NamedTuple):
     date_format: str | None = None
     # Lists in these columns are read as the text of JSON lists; None: in every column.
     list_columns: frozenset[str] | None = frozenset()
+    marks: NumberMarks = POINT
 
     @classmethod
     def of(cls, data: DataParams) -> Self:
@@ -39,7 +54,8 @@ class TextFormat(NamedTuple):
         words = [word.strip().lower() for word in data.missing_values]
         several = kind_of(data.task).target.several
         lists = frozenset(data.target_columns if several else ())
-        return cls(data.encoding, tuple(words), data.date_format, lists)
+        marks = NumberMarks(data.decimal, data.thousands)
+        return cls(data.encoding, tuple(words), data.date_format, lists, marks)
 
     def takes_lists(self, column: str) -> bool:
         """Return True if the lists in a column should be read as text."""

@@ -119,7 +119,7 @@ def _numbers(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
 
 def _written_numbers(raw: RawColumn) -> WrittenNumbers:
     present = pc.if_else(pa.array(~is_missing(raw)), raw.values, None)
-    return read_numbers(present, raw.codes)
+    return read_numbers(present, raw.codes, raw.written.marks)
 
 
 def _booleans(raw: RawColumn) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:

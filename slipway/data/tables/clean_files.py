@@ -42,6 +42,8 @@ class TableColumns(Contract):
 
     inputs: list[ColumnType]
     ignored: list[str]  # every other column but the target
+    decimal: str = "."  # the marks of numbers in the file, which the bundle keeps
+    thousands: str | None = None
 
 
 def write_cells(folder: Path, cells: pa.Table, columns: TableColumns, bad_cells: pa.Table) -> None:

@@ -36,15 +36,20 @@ def clean_rows(data: DataParams, clean: CleanParams) -> CleanResult:
         table.cleaned,
         partial(table_report, table, data, clean),
         table.columns_yaml,
-        partial(_write_cells, table),
+        partial(_write_cells, table, data),
         partial(column_notes, table),
         conflict_hint(table.cleaned, "inputs"),
         table.hints,
     )
 
 
-def _write_cells(table: CleanedTable, folder: Path) -> None:
-    columns = TableColumns(inputs=table.types, ignored=table.ignored)
+def _write_cells(table: CleanedTable, data: DataParams, folder: Path) -> None:
+    columns = TableColumns(
+        inputs=table.types,
+        ignored=table.ignored,
+        decimal=data.decimal,
+        thousands=data.thousands,
+    )
     write_cells(folder, table.cells, columns, table.ledger.bad_cell_table())
 
 

@@ -204,6 +204,7 @@ def _read_input(
     rules = clean.rules
     column = column_type(guess, data.columns.get(guess.name), rules.out_of_range is not None)
     typed = typed_column(raw.columns[guess.name], column.kind)
+    column = column.model_copy(update={"unit": typed.unit})
     expected = _expected(column) + (f" with {typed.unit}, as in other rows" if typed.unit else "")
     has_bounds = column.min is not None or column.max is not None
     is_beyond = (

@@ -6,7 +6,7 @@ inputs; each has a reason.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -18,18 +18,15 @@ from numpy.typing import NDArray
 from slipway.config.sections import ColumnParams
 from slipway.data.engine.label_sets import FALSE_WORDS, TRUE_WORDS
 from slipway.data.sources.raw_tables import RawColumn, is_row_index
-from slipway.data.sources.text_format import NOT_UTF8
+from slipway.data.sources.text_format import NOT_UTF8, POINT, NumberMarks
 from slipway.data.tables.cells import BAD, GOOD, is_missing, typed_column
+from slipway.data.tables.notation import FoundMarks, find_marks
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType, Kind
 
 # Fraction of the present cells that are numbers (or dates) in a column of that kind.
 _USUAL_FRACTION = 0.95
 _MAX_FEW = 20  # distinct texts that may be categories in any table
 _MAX_DISTINCT_FRACTION = 0.5  # fraction of present cells; more distinct texts are ids or free text
-# Numbers with a decimal comma, or with thousands separators.
-_WRITTEN = (
-    r"^[+-]?([0-9]{1,3}([.,' \x{a0}\x{202f}][0-9]{3})+|[0-9]+)([.,][0-9]+)?([eE][+-]?[0-9]+)?$"
-)
 _MIN_COUNTED = 20  # with fewer rows, 0, 1, 2, ... may be a coincidence
 
 
@@ -76,7 +73,7 @@ def infer(raw: RawColumn) -> ColumnGuess:
         return ColumnGuess(raw.name, "ignore", reason)
     if raw.stored == "other":
         return ColumnGuess(raw.name, "ignore", f"its type {raw.arrow_type} is not supported")
-    counts = np.bincount(raw.codes + 1, minlength=len(raw.values) + 1)[1:]
+    counts = rows_of_cells(raw)
     present = int(counts[~is_missing(raw)].sum())
     if not present:
         return ColumnGuess(raw.name, "ignore", "it has no values")
@@ -102,9 +99,8 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
         return _number(raw)
     if are_dates:
         return ColumnGuess(raw.name, "date", "")
-    written = pc.match_substring_regex(raw.values, _WRITTEN).to_numpy(zero_copy_only=False)
-    if counts[written].sum() >= _USUAL_FRACTION * present:
-        return ColumnGuess(raw.name, "ignore", _as_written(raw, written))
+    if reason := _other_marks(raw, counts, present):
+        return ColumnGuess(raw.name, "ignore", reason)
     bad = typed_column(raw, "category").states[:-1] == BAD
     garbled = pc.match_substring(raw.values, NOT_UTF8).to_numpy(zero_copy_only=False)
     if (num := counts[garbled].sum()) > (1 - _USUAL_FRACTION) * present:
@@ -121,13 +117,38 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
     return ColumnGuess(raw.name, "category", "")
 
 
-def _as_written(raw: RawColumn, written: NDArray[np.bool_]) -> str:
-    plain = typed_column(raw, "number").states[:-1] == GOOD
-    example = raw.values[int(np.flatnonzero(written & ~plain)[0])].as_py()
+def _other_marks(raw: RawColumn, counts: NDArray[np.int64], present: int) -> str:
+    """Return the reason why a column of numbers with other marks is no input; "" for any other."""
+    found = marks_of([raw], raw.written.marks)
+    if not found.choices or found.choices[0] == raw.written.marks:
+        return ""
+    other = replace(raw, written=raw.written._replace(marks=found.choices[0]))
+    if _fraction(other, "number", counts, present) < _USUAL_FRACTION:
+        return ""
     return (
-        "its cells look like numbers with a decimal comma or thousands separators, such as "
-        f"{example!r}: write them like -1234.5, or name its kind in data.columns"
+        f"its cells look like numbers such as {found.shown}: set {found.settings}, "
+        "which holds for all columns"
     )
+
+
+def marks_of(columns: Iterable[RawColumn], present: NumberMarks = POINT) -> FoundMarks:
+    """Find the marks of the numbers in the text columns; the `present` ones, if none fit better."""
+    texts = [column for column in columns if column.stored == "text"]
+    return find_marks(
+        (
+            (
+                column.values,
+                np.where(is_missing(column), 0, rows_of_cells(column)),
+            )
+            for column in texts
+        ),
+        present,
+    )
+
+
+def rows_of_cells(raw: RawColumn) -> NDArray[np.int64]:
+    """Return the number of rows of each distinct cell, (U,)."""
+    return np.bincount(raw.codes + 1, minlength=len(raw.values) + 1)[1:]
 
 
 def _fraction(raw: RawColumn, kind: Kind, counts: NDArray[np.int64], present: int) -> float:

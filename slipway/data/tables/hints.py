@@ -14,9 +14,9 @@ from slipway.config.mistakes import as_yaml
 from slipway.config.sections import DataParams
 from slipway.data.rules.class_names import listed_variants, variants
 from slipway.data.sources.raw_tables import RawColumn, RawTable
-from slipway.data.sources.text_format import NOT_UTF8, remedy
+from slipway.data.sources.text_format import NOT_UTF8, NumberMarks, remedy
 from slipway.data.tables.cells import BAD, GOOD, MISSING, dates_as, shown_cell, typed_column
-from slipway.data.tables.column_types import ColumnGuess
+from slipway.data.tables.column_types import ColumnGuess, marks_of, rows_of_cells
 from slipway.data.tables.notation import iso_date
 from slipway.data.tables.source import table_of
 from slipway.inputs.columns import Kind
@@ -47,7 +47,7 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
         column = raw.columns[guess.name]
         if column.stored != "text" or guess.name in data.columns:
             continue
-        counts, is_input = _rows_of_cells(column), guess.name not in special
+        counts, is_input = rows_of_cells(column), guess.name not in special
         if is_input or guess.kind != "category":
             found = _blocked(column, guess, counts, is_input)
             hints += [found.hint] if found.hint else []
@@ -55,7 +55,9 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
             formats = formats or found.date_format
         hints += _codes_hint(column, guess, counts) if is_input else []
         hints += _spelling_hint(column, guess, counts)
-    lines = ""
+    found_marks = _other_marks(raw, guesses, data)
+    hints += [text for text, _ in found_marks]
+    lines = "".join(setting for _, setting in found_marks)
     if words != data.missing_values:
         lines += f"\n  missing_values: {as_yaml(words)}"
     if formats != data.date_format:
@@ -63,6 +65,36 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
     if lines:
         hints.append(f"if that is right, put this under data in params.yaml:{lines}")
     return hints
+
+
+def _other_marks(
+    raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams
+) -> list[tuple[str, str]]:
+    """Return a hint and lines of params.yaml if other marks fit the numbers of the table better."""
+    names = [name for name, kind in _special_kinds(data).items() if kind == "number"]
+    names += [guess.name for guess in guesses]
+    given = {name: column.kind for name, column in data.columns.items()}
+    chosen = [raw.columns[name] for name in names if given.get(name, "number") == "number"]
+    present = NumberMarks(data.decimal, data.thousands)
+    found = marks_of(chosen, present)
+    if len(found.choices) != 1 or found.choices[0] == present:
+        return []
+    (marks,) = found.choices
+    if not any(_reads_more(column, marks) for column in chosen if column.stored == "text"):
+        return []
+    return [
+        (
+            f"numbers such as {found.shown} have other marks than data.decimal and data.thousands",
+            f"\n  decimal: {as_yaml(marks.decimal)}\n  thousands: {as_yaml(marks.thousands)}",
+        )
+    ]
+
+
+def _reads_more(column: RawColumn, marks: NumberMarks) -> bool:
+    """Return True if more cells of a column are numbers with these marks than with its own."""
+    other = replace(column, written=column.written._replace(marks=marks))
+    num_good = [(typed_column(each, "number").states == GOOD).sum() for each in (column, other)]
+    return bool(num_good[1] > num_good[0])
 
 
 def _special_kinds(data: DataParams) -> dict[str, Kind]:
@@ -81,16 +113,11 @@ def written_as(
     for guess in guesses:
         column = raw.columns[guess.name]
         if column.stored == "text" and guess.name not in data.columns:
-            found = _blocked(column, guess, _rows_of_cells(column), True)
+            found = _blocked(column, guess, rows_of_cells(column), True)
             words += [word for word in found.words if word not in words]
             if found.date_format is not None:
                 formats[guess.name] = found.date_format
     return words, formats
-
-
-def _rows_of_cells(column: RawColumn) -> NDArray[np.int64]:
-    """Return the number of rows of each distinct cell, (U,)."""
-    return np.bincount(column.codes + 1, minlength=len(column.values) + 1)[1:]
 
 
 def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:

@@ -1,10 +1,12 @@
-"""Reads numbers and dates from text: units, thousands separators, and `data.date_format`.
+"""Reads numbers and dates from text: units, the marks of a number, and `data.date_format`.
 
-The cells of a column share one unit: if most cells are percentages, a plain number is not valid,
-because it may be a fraction. A comma separates thousands only if another cell of the column proves
-that the point is the decimal mark.
+`data.decimal` and `data.thousands` name the marks of all numbers in a table; a cell with other
+marks is not a number. If both have their usual values, a comma separates thousands only if another
+cell of the column proves that the point is the decimal mark. The cells of a column share one unit:
+if most cells are percentages, a plain number is not valid, because it may be a fraction.
 """
 
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
@@ -13,14 +15,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from slipway.config.mistakes import as_yaml
+from slipway.data.sources.text_format import POINT, NumberMarks
 from slipway.inputs.columns import days_since_1970
 
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
+_SPACE = r"[\s\x{a0}\x{2009}\x{202f}]"  # also those that do not break a line
 _UNIT = r"[%\p{Sc}]"  # percent, or the sign of a currency
-_WITH_UNIT = rf"^([+-]?\s*\p{{Sc}}\s*)?[+-]?[0-9.,]+(\s*{_UNIT})?$"
-_THOUSANDS = r"^[+-]?[0-9]{1,3}(,[0-9]{3})+(\.[0-9]*)?$"
+_WITH_UNIT = (
+    rf"^([+-]?{_SPACE}*\p{{Sc}}{_SPACE}*)?[+-]?[0-9.,]([0-9.,'’\s\x{{a0}}\x{{2009}}\x{{202f}}]*"
+    rf"[0-9.,])?([eE][+-]?[0-9]+)?({_SPACE}*{_UNIT})?$"
+)
+_THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?$"
 _DECIMAL_POINT = r"(,[0-9]{3}){2}|,[0-9]{3}\.|^[+-]?[0-9]*\.([0-9]{0,2}|[0-9]{4,})$"
 _DECIMAL_COMMA = r"^[+-]?[0-9.]*,([0-9]{0,2}|[0-9]{4,})$"
+# How each mark looks in a file.
+_MARKS = {".": r"\.", ",": ",", "'": "['’]", " ": r"[ \x{a0}\x{2009}\x{202f}]"}
+# The marks that tables are known to have, the usual ones first.
+_KNOWN_MARKS = (
+    *(POINT, NumberMarks(",", None), NumberMarks(".", ","), NumberMarks(",", ".")),
+    *(NumberMarks(".", "'"), NumberMarks(".", " "), NumberMarks(",", " "), NumberMarks(",", "'")),
+)
+_MOST_CELLS = 20_000  # distinct cells of a column that are tried with each of them
+_LEAST_NUMBERS = 0.5  # fraction of a column's cells; with fewer numbers it says nothing on marks
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -31,16 +48,17 @@ class WrittenNumbers(NamedTuple):
     unit: str  # "%", "$" or the like, which all of them have; "" for none
 
 
-def read_numbers(text: pa.Array, codes: NDArray[np.int64]) -> WrittenNumbers:
+def read_numbers(
+    text: pa.Array, codes: NDArray[np.int64], marks: NumberMarks = POINT
+) -> WrittenNumbers:
     """Return the numbers in distinct cells (U,), null if missing; `codes` gives each row's cell."""
-    plain = plain_numbers(text)
+    plain = plain_numbers(text) if marks.decimal == "." else np.full(len(text), np.nan)
     if not pc.any(pc.and_(pa.array(np.isnan(plain)), pc.is_valid(text))).as_py():
         return WrittenNumbers(plain, "")
-    one_unit = pc.less_equal(pc.count_substring_regex(text, _UNIT), 1)
-    is_written = pc.and_(pc.match_substring_regex(text, _WITH_UNIT), one_unit)
-    bare = pc.replace_substring_regex(text, rf"\s*{_UNIT}\s*", "")
-    bare = pc.if_else(is_written, bare, None)
-    if _any(bare, _DECIMAL_POINT) and not _any(bare, _DECIMAL_COMMA):
+    bare = _without_units(text)
+    if marks != POINT:
+        bare = _with_point(bare, marks)
+    elif _any(bare, _DECIMAL_POINT) and not _any(bare, _DECIMAL_COMMA):
         has_thousands = pc.match_substring_regex(bare, _THOUSANDS)
         bare = pc.if_else(has_thousands, pc.replace_substring(bare, ",", ""), bare)
     bare = pc.if_else(pc.match_substring_regex(bare, _NUMBER), bare, None)
@@ -53,6 +71,93 @@ def read_numbers(text: pa.Array, codes: NDArray[np.int64]) -> WrittenNumbers:
     unit = max(sorted({"", *names}), key=lambda name: num_rows.get(name, 0))
     is_other = unit_codes != (names.index(unit) if unit in names else -1)
     return WrittenNumbers(np.where(is_other, np.nan, found), unit)
+
+
+def _without_units(text: pa.Array) -> pa.Array:
+    """Return the cells that may be numbers without their unit, and null for any other."""
+    one_unit = pc.less_equal(pc.count_substring_regex(text, _UNIT), 1)
+    is_written = pc.and_(pc.match_substring_regex(text, _WITH_UNIT), one_unit)
+    bare = pc.replace_substring_regex(text, rf"{_SPACE}*{_UNIT}{_SPACE}*", "")
+    return pc.if_else(is_written, bare, None)
+
+
+def _with_point(bare: pa.Array, marks: NumberMarks) -> pa.Array:
+    """Return numbers with these marks as -1234.5, and null for any other text."""
+    decimal, whole = _MARKS[marks.decimal], "[0-9]+"
+    if marks.thousands is not None:
+        whole += f"|[1-9][0-9]{{0,2}}({_MARKS[marks.thousands]}[0-9]{{3}})+"
+    number = f"^[+-]?(({whole})({decimal}[0-9]*)?|{decimal}[0-9]+)([eE][+-]?[0-9]+)?$"
+    pointed = bare
+    if marks.thousands is not None:
+        pointed = pc.replace_substring_regex(pointed, _MARKS[marks.thousands], "")
+    pointed = pc.replace_substring(pointed, marks.decimal, ".")
+    return pc.if_else(pc.match_substring_regex(bare, number), pointed, None)
+
+
+class FoundMarks(NamedTuple):
+    """The marks with which most cells of some columns are numbers."""
+
+    # The marks that fit best: one, or several that read different numbers. Empty without numbers.
+    choices: Sequence[NumberMarks]
+    example: str  # a cell that is a number with these marks, but not with the present ones
+
+    @property
+    def settings(self) -> str:
+        """The settings of params.yaml that give the marks, in words; all of them in case of doubt.
+
+        For example: data.decimal to ',' and data.thousands to '.'.
+        """
+        return " or ".join(
+            f"data.decimal to {as_yaml(marks.decimal)} and "
+            f"data.thousands to {as_yaml(marks.thousands)}"
+            for marks in self.choices
+        )
+
+    @property
+    def shown(self) -> str:
+        """The example, with its possible readings if there are several."""
+        cell, codes = pa.array([self.example]), np.zeros(1, np.int64)
+        values = [read_numbers(cell, codes, marks).values[0] for marks in self.choices]
+        doubt = f", which may be {' or '.join(f'{value:g}' for value in values)}"
+        return f"{self.example!r}{doubt if values[1:] else ''}"
+
+
+NO_NUMBERS = FoundMarks((), "")
+
+
+def find_marks(
+    columns: Iterable[tuple[pa.Array, NDArray[np.int64]]], present: NumberMarks = POINT
+) -> FoundMarks:
+    """Find the marks of numbers from the distinct cells of text columns and their rows (U,).
+
+    The `present` marks stay if none fit better: 1.234 stays 1.234 while no column contradicts.
+    """
+    known = [present, *(marks for marks in _KNOWN_MARKS if marks != present)]
+    totals, readings, example = np.zeros(len(known)), [], ""
+    for text, counts in columns:
+        tried = np.unique(np.linspace(0, len(text) - 1, min(_MOST_CELLS, len(text))).astype(int))
+        bare, counts = _without_units(text.take(pa.array(tried))), counts[tried]
+        read = [_floats(_with_point(bare, marks).cast(pa.float64())) for marks in known]
+        scores = np.array([counts[~np.isnan(values)].sum() for values in read])
+        if not scores.max() or scores.max() < _LEAST_NUMBERS * counts.sum():
+            continue
+        totals += scores / counts.sum()
+        readings.append(read)
+        odd = np.isnan(read[0]) & ~np.isnan(read[int(scores.argmax())])
+        if odd.any():
+            example = example or text[int(tried[int(np.argmax(odd))])].as_py()
+    if not readings:
+        return NO_NUMBERS
+    best = np.flatnonzero(totals > totals.max() - 1e-9).tolist()
+    choices = best[:1]
+    for place in best[1:] * (best[0] != 0):
+        if not any(_read_alike(readings, place, chosen) for chosen in choices):
+            choices.append(place)
+    return FoundMarks([known[place] for place in choices], example)
+
+
+def _read_alike(readings: Sequence[Sequence[NDArray[np.float64]]], one: int, other: int) -> bool:
+    return all(np.array_equal(read[one], read[other], equal_nan=True) for read in readings)
 
 
 def plain_numbers(text: pa.Array) -> NDArray[np.float64]:

@@ -64,7 +64,8 @@ def pack_table(
     cells = in_order_of(rows, cells, "cells")
     is_training = pc.equal(rows["split"], "train").to_numpy()
     fitted = fit_columns(cells, is_training, columns.inputs, params)
-    contract = fitted.model_copy(update={"ignored": columns.ignored})
+    others = columns.model_dump(exclude={"inputs"})
+    contract = fitted.model_copy(update=others)
 
     def write_inputs(path: Path, chosen: pa.ChunkedArray) -> None:
         np.save(path, encode_cells(cells.filter(chosen), contract), allow_pickle=False)

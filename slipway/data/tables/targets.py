@@ -17,6 +17,7 @@ from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.text_format import NOT_UTF8
 from slipway.data.splits.split_file import read_split_file
 from slipway.data.tables.cells import BAD, GOOD, MISSING, is_missing, typed_column
+from slipway.data.tables.column_types import marks_of
 from slipway.data.tables.ledger import Ledger
 from slipway.kinds.registry import kind_of, task_for
 from slipway.kinds.targets import CLASS, NUMBER
@@ -205,9 +206,13 @@ def _targets(raw: RawColumn, data: DataParams, ledger: Ledger) -> NDArray[np.flo
     bad = typed.states[:-1] == BAD
     if not (typed.states == GOOD).any() and bad.any():
         of_classes = task_for(kind_of(data.task).input, CLASS)
+        found = marks_of([raw], raw.written.marks)
+        remedy = f"For numbers such as {found.shown} set {found.settings}"
+        if not found.choices or found.choices[0] == raw.written.marks:
+            remedy = "Numbers are written like -1234.5"
         raise DataError(
-            f"data.target_column {raw.name!r} holds no number, but {_examples(raw, bad)}. Numbers "
-            f"are written like -1234.5; for classes set data.task to {of_classes}."
+            f"data.target_column {raw.name!r} holds no number, but {_examples(raw, bad)}. "
+            f"{remedy}; for classes set data.task to {of_classes}."
         )
     is_infinite = np.zeros(len(typed.states), bool)
     for index in np.flatnonzero(bad):

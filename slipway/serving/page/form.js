@@ -85,7 +85,7 @@ function field(column, example, id) {
       html(
         "label",
         { for: id },
-        html("span", { class: "name" }, column.name),
+        html("span", { class: "name" }, column.name, column.unit && ` (${column.unit})`),
         column.required
           ? html("span", { class: "required", title: t("form.required") }, " *")
           : null,

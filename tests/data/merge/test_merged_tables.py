@@ -258,6 +258,23 @@ def test_merge_writes_new_numbers_and_dates_in_the_notation_of_the_base_data(
     assert set(ids) < set(after.cleaned.rows["id"].to_pylist())
 
 
+def test_merge_reads_and_writes_numbers_with_the_marks_of_the_base_data(tmp_path: Path) -> None:
+    lines = [f"{row % 7 + 1}.{(37 * row) % 900 + 100};{row % 9 + 1}.000,5 €" for row in range(30)]
+    base = write_csv(tmp_path / "t.csv", "\n".join(["area;target", *lines, ""]))
+    data = raw_files.data_params(base, decimal=",", thousands=".")
+    new = {"area": [1100.0, 2.234, 2234.0], "target": [1000.5, 7.25, 3.0]}
+    pq.write_table(pa.table(new), tmp_path / "collected.parquet")
+    out = tmp_path / "next.parquet"
+    report = merge(data, tmp_path / "collected.parquet", out)
+    assert (report.num_base, report.num_added, report.num_duplicates) == (30, 2, 1)
+    after = cleaned(data.model_copy(update={"path": str(out)}))
+    assert not len(after.cleaned.quarantine)
+    assert {2.234, 2234.0} <= set(after.cells["area"].to_pylist())
+    assert {7.25, 3.0} <= set(after.cleaned.rows["target"].to_pylist())
+    before = cleaned(data).cleaned.rows["id"].to_pylist()
+    assert set(before) < set(after.cleaned.rows["id"].to_pylist())
+
+
 def test_merge_compares_targets_with_units_and_thousands_separators_by_value(
     tmp_path: Path,
 ) -> None:

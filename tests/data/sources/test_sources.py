@@ -225,6 +225,8 @@ def test_the_bytes_of_a_source_depend_only_on_path_task_and_image_column(
         "encoding": "latin-1",
         "missing_values": ["?"],
         "date_format": "%d/%m/%Y",
+        "decimal": ",",
+        "thousands": "'",
         "text_columns": ["other"],
     }
     found = [

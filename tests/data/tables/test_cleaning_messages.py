@@ -65,7 +65,7 @@ def test_the_report_counts_findings_and_names_skipped_rules(tmp_path: Path) -> N
         (
             "table_regression",
             ["46,5", "1,5"] * 20,
-            r"holds no number, but '46,5', '1,5'. Numbers are written like -1234.5",
+            "but '46,5', '1,5'. For numbers such as '46,5' set data.decimal to ','",
         ),
         (
             "table_classification",
@@ -113,7 +113,7 @@ def test_a_failed_clean_names_conflicts_and_ignored_columns(
     rows = "".join(f'{row % 3},"{row},5",{row}\n' for row in range(30))
     table = cleaned(data_params(write_csv(tmp_path / "t.csv", f"a,price,target\n{rows}")))
     assert "set clean.rules.conflicting_label to flag" in conflict_hint(table.cleaned, "inputs")
-    assert "price: its cells look like numbers with a decimal comma" in column_notes(
+    assert "price: its cells look like numbers such as '0,5': set data.decimal" in column_notes(
         table, Path("columns.yaml")
     )
     fine = cleaned(data_params(numbered_csv(tmp_path / "fine.csv")))

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from slipway.config.sections import DataParams
-from slipway.data.tables.notation import iso_date, read_date_as, read_numbers
+from slipway.data.tables.notation import find_marks, iso_date, read_date_as, read_numbers
 from slipway.data.tables.packing import fit_columns
 from slipway.data.tables.source import read_json_rows
 from slipway.inputs.columns import read_cell
@@ -37,6 +37,29 @@ def test_the_numbers_of_a_column_share_one_unit_and_one_decimal_mark(
     found = read_numbers(pa.array(cells), np.arange(len(cells)))
     np.testing.assert_array_equal(found.values, values)
     assert found.unit == unit
+
+
+@pytest.mark.parametrize(
+    ("columns", "choices"),
+    [
+        ([["1.234,56", "12,5"]], [(",", ".")]),
+        ([["1.234,56 €", "7,00 €"], ["12,5 %"]], [(",", ".")]),
+        ([["0,1257", "-0,3"], ["-540,66", "3178,20"]], [(",", None)]),
+        ([["1'234.50", "2.5"]], [(".", "'")]),
+        ([["1 234,56", "1\u202f234,5", "1\xa0234,1"]], [(",", " ")]),
+        ([["1.234", "1.234.567"]], [(",", ".")]),
+        ([["1.234", "12"], ["a", "b"]], [(".", None)]),
+        ([["1,234", "12"]], [(",", None), (".", ",")]),
+        ([["1,234", "12"], ["0.5", "1.25"]], [(".", ",")]),
+        ([["1 234", "12"]], [(".", " ")]),
+        ([["a", "b,5"], [None, ""]], []),
+    ],
+)
+def test_the_marks_of_numbers_are_found_if_all_columns_agree_on_them(
+    columns: list[list[str]], choices: list[tuple[str, str | None]]
+) -> None:
+    cells = [(pa.array(column, pa.string()), np.ones(len(column), int)) for column in columns]
+    assert list(find_marks(cells).choices) == choices
 
 
 def test_a_date_in_any_format_gives_the_same_days_as_its_iso_date() -> None:

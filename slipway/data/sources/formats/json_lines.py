@@ -5,14 +5,14 @@ A line that is no JSON object is reported and left out. Cells of different types
 
 import itertools
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
 
 from slipway.data.engine.scratch import store_table
-from slipway.data.sources.text_format import TextFormat, list_texts
+from slipway.data.sources.text_format import POINT, NumberMarks, TextFormat, list_texts
 
 JSON_LINES = (".jsonl", ".ndjson")
 NOT_AN_OBJECT = "the line is not a JSON object of UTF-8 text"
@@ -89,7 +89,7 @@ def read_json_lines(
     chosen = {name: _common_kind(found) for name, found in kinds.items()}
     while True:
         try:
-            batches = _json_batches(path, chosen)
+            batches = _json_batches(path, chosen, written.marks)
             schema = next(batches).schema if num_blocks else pa.schema([])
             table = (pa.Table.from_batches if num_blocks < 2 else store_table)(batches, schema)
             return table, num_read, malformed
@@ -124,7 +124,9 @@ def _common_kind(kinds: Collection[_JsonKind]) -> _JsonKind:
         return "mixed"
 
 
-def _json_batches(path: Path, kinds: Mapping[str, _JsonKind]) -> Iterator[pa.RecordBatch]:
+def _json_batches(
+    path: Path, kinds: Mapping[str, _JsonKind], marks: NumberMarks
+) -> Iterator[pa.RecordBatch]:
     """Yield a batch without rows, then a batch for each block of rows.
 
     `kinds` gives the type of each column. Raises _UnlikeCellsError if a cell has another type.
@@ -132,29 +134,32 @@ def _json_batches(path: Path, kinds: Mapping[str, _JsonKind]) -> Iterator[pa.Rec
     for block in itertools.chain([[]], json_blocks(path)):
         rows = [record for record in block if record is not None]
         cells = [
-            _json_cells(name, [row.get(name) for row in rows], kind) for name, kind in kinds.items()
+            _json_cells(name, [row.get(name) for row in rows], kind, marks)
+            for name, kind in kinds.items()
         ]
         yield pa.record_batch(cells, [*kinds])
 
 
-def _json_cells(name: str, cells: list[Any], kind: _JsonKind) -> pa.Array:
+def _json_cells(name: str, cells: list[Any], kind: _JsonKind, marks: NumberMarks) -> pa.Array:
     if kind == "lists":
         return list_texts(cells)
     if kind == "mixed":
-        return _texts(cells)
+        return mixed_texts(cells, marks)
     try:
         return pa.array(cells, kind)
     except (pa.ArrowException, OverflowError) as error:
         raise _UnlikeCellsError(name) from error
 
 
-def cells_of(cells: list[Any]) -> pa.ChunkedArray:
+def cells_of(cells: list[Any], marks: NumberMarks = POINT) -> pa.ChunkedArray:
     """Return cells of one type unchanged, and cells of mixed types as text."""
     try:
         return pa.chunked_array([pa.array(cells)])
     except (pa.ArrowException, OverflowError):  # an integer of more than 64 bits
-        return pa.chunked_array([_texts(cells)])
+        return pa.chunked_array([mixed_texts(cells, marks)])
 
 
-def _texts(cells: list[Any]) -> pa.Array:
-    return pa.array([None if cell is None else str(cell) for cell in cells], pa.string())
+def mixed_texts(cells: Iterable[Any], marks: NumberMarks) -> pa.Array:
+    """Return cells of mixed types as text; a number gets the marks of the numbers in text."""
+    texts = [marks.number_text(cell) if isinstance(cell, float) else cell for cell in cells]
+    return pa.array([None if text is None else str(text) for text in texts], pa.string())
