@@ -20,9 +20,9 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 import simplejpeg
-import yaml
 
 from bench.tables import make_table
+from slipway.config.yaml_files import read_yaml, yaml_text
 from slipway.data.images.quality import THUMBNAIL_PX
 from tests.project_params import of_kind
 
@@ -79,7 +79,7 @@ def _run(kind: str, count: int, folder: Path, ending: str) -> tuple[float, int]:
         "table": ("table_regression", "price"),
         "texts": ("text_classification", "label"),
     }[kind]
-    params = of_kind(yaml.safe_load((ROOT / "params.yaml").read_text()), task)
+    params = of_kind(read_yaml(ROOT / "params.yaml"), task)
     params["data"] |= {
         "path": path.name,
         "image_column": "image",
@@ -96,7 +96,7 @@ def _run(kind: str, count: int, folder: Path, ending: str) -> tuple[float, int]:
         params["data"]["text_columns"] = ["text"]
         params["train"] |= {"network": "hashed_ngrams", "network_arguments": _NGRAMS}
         params["evaluate"]["gates"] = {}
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    (folder / "params.yaml").write_text(yaml_text(params))
     command = [sys.executable, "-m", "slipway.stages.clean"]
     log = folder / "log.txt"
     with log.open("wb") as file:

@@ -13,8 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
 
+from slipway.config.yaml_files import read_yaml, yaml_text
 from slipway.system import files
 from tests.project_params import NO_AUGMENTATION, of_kind
 
@@ -36,12 +36,12 @@ def write_project_of(task: str, folder: Path, changes: dict[str, dict[str, Any]]
     """Write a project folder with the params of this checkout for `task`, and `changes`."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    content = of_kind(yaml.safe_load((ROOT / "params.yaml").read_text()), task)
+    content = of_kind(read_yaml(ROOT / "params.yaml"), task)
     content["data"]["path"] = str(ROOT / content["data"]["path"])
     if task != "image_classification":
         neutral = {k: value for k, value in NO_AUGMENTATION.items() if k in content["augment"]}
         content["augment"].update(neutral)
-    files.write_text(folder / "params.yaml", yaml.safe_dump(content))
+    files.write_text(folder / "params.yaml", yaml_text(content))
     shutil.copy(ROOT / "dvc.yaml", folder / "dvc.yaml")
     # A machine for tests may have no git.
     files.write_text(folder / ".dvc/config", "[core]\n    no_scm = true\n")
@@ -50,10 +50,10 @@ def write_project_of(task: str, folder: Path, changes: dict[str, dict[str, Any]]
 
 def set_params(folder: Path, changes: dict[str, dict[str, Any]]) -> None:
     """Change keys of a project's params.yaml."""
-    content = yaml.safe_load((folder / "params.yaml").read_text())
+    content = read_yaml(folder / "params.yaml")
     for section, values in changes.items():
         content[section].update(values)
-    files.write_text(folder / "params.yaml", yaml.safe_dump(content))
+    files.write_text(folder / "params.yaml", yaml_text(content))
 
 
 def run_stages(project: Path, stages: Sequence[str]) -> None:

@@ -16,9 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bench.conditions import conditions
+from slipway.config.yaml_files import read_yaml, yaml_text
 from slipway.system import files
 
 ROOT = Path.cwd()
@@ -66,7 +65,7 @@ def prepare(runs: Runs, seed: int) -> Path:
     (folder / "data").mkdir(parents=True)
     for name in ("packed", "augmented"):
         (folder / "data" / name).symlink_to(ROOT / "data" / name)
-    params: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+    params: dict[str, Any] = read_yaml(ROOT / "params.yaml")
     params["seed"] = seed
     params["train"] |= {
         "strategy": runs.strategy,
@@ -76,7 +75,7 @@ def prepare(runs: Runs, seed: int) -> Path:
     }
     params["train"]["accelerator"] = "cpu"
     params["evaluate"]["gates"] = {}
-    (folder / "params.yaml").write_text(yaml.safe_dump(params))
+    (folder / "params.yaml").write_text(yaml_text(params))
     return folder
 
 

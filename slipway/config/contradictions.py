@@ -11,11 +11,12 @@ from slipway.config.ensemble import (
     members_of,
     student_of,
 )
-from slipway.config.mistakes import as_yaml, hint
+from slipway.config.mistakes import hint
 from slipway.config.network_arguments import arguments_class
 from slipway.config.sections import PRUNED_VARIANTS, DataParams, Gate
 from slipway.config.training import SHARING, TrainParams
 from slipway.config.tree_settings import requests_beyond_trees
+from slipway.config.yaml_files import as_yaml
 from slipway.kinds.inputs import ENCODER, network_family
 from slipway.kinds.registry import Task, are_trees, input_kinds, kind_of
 from slipway.kinds.targets import LABELS, UNBOUNDED_METRICS, TargetKind

@@ -15,9 +15,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 
-from slipway.config.mistakes import as_plain_yaml
 from slipway.config.params import Params, no_project, parse_params
-from slipway.config.yaml_files import parse_yaml
+from slipway.config.yaml_files import as_plain_yaml, parse_yaml, yaml_entry
 from slipway.system import files
 from slipway.system.errors import ParamsError
 
@@ -124,7 +123,7 @@ def _with(text: str, content: dict[str, Any], key: str, value: Any) -> str:
         return _replaced(text, node, mapping)
     end = text.find("\n", _end(node))
     end = len(text) if end < 0 else end
-    return f"{text[:end]}\n{' ' * node.start_mark.column}{last}: {as_plain_yaml(value)}{text[end:]}"
+    return f"{text[:end]}\n{yaml_entry(last, value, ' ' * node.start_mark.column)}{text[end:]}"
 
 
 def _unknown_key(key: str, known: Sequence[str]) -> ParamsError:

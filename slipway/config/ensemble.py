@@ -9,9 +9,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
-from slipway.config.mistakes import as_yaml, describe_mistakes
+from slipway.config.mistakes import describe_mistakes
 from slipway.config.sections import ParamsSection
 from slipway.config.training import TrainParams
+from slipway.config.yaml_files import as_yaml
 from slipway.kinds.registry import are_trees
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code

@@ -5,11 +5,8 @@ they name Python's types, have no example, and describe each type of a key separ
 """
 
 import contextlib
-import datetime
 import difflib
 import itertools
-import json
-import re
 from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -17,10 +14,11 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
+from slipway.config.yaml_files import as_yaml
+
 _NAMES = {int: "a whole number", float: "a number", str: "text"}
 _BOUNDS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
 _TRUE, _FALSE = ("true", "yes", "on"), ("false", "no", "off", "none")
-_NO_TEXT = (*_TRUE, *_FALSE, "null", "y", "n")  # not text to a reader of YAML 1.1
 _OTHER_NAMES = {"fp16": "16-mixed", "fp32": "32-true", "cuda": "gpu"}
 
 
@@ -37,29 +35,6 @@ def hint(name: str, known: Sequence[str], otherwise: str) -> str:
     """
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}?" if close else f"{otherwise}: {', '.join(known)}"
-
-
-def as_yaml(value: object) -> str:
-    """Format a value as YAML on one line, such as null, true, 'text' or {min: 0.5, max: null}."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(as_yaml, value))}]"
-    if isinstance(value, dict):
-        entries = (f"{as_plain_yaml(key)}: {as_yaml(entry)}" for key, entry in value.items())
-        return f"{{{', '.join(entries)}}}"
-    if isinstance(value, str):
-        quoted = value.replace("'", "''")
-        return f"'{quoted}'" if value.isprintable() else json.dumps(value)
-    if isinstance(value, datetime.date):  # a datetime is one, too
-        return value.isoformat()
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else str(value).lower()
-    return {"inf": ".inf", "-inf": "-.inf", "nan": ".nan"}.get(repr(value), repr(value))
-
-
-def as_plain_yaml(value: object) -> str:
-    """Return a value as `as_yaml` does, but without quotes around a single word."""
-    is_plain = isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w.-]*", value)
-    return str(value) if is_plain and str(value).lower() not in _NO_TEXT else as_yaml(value)
 
 
 def expected_values(kind: Any) -> str:

@@ -5,7 +5,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from slipway.config.mistakes import as_yaml
 from slipway.config.network_arguments import argument_mistakes
 from slipway.config.sections import (
     Fraction,
@@ -19,6 +18,7 @@ from slipway.config.sections import (
     belongs_to,
     named_twice,
 )
+from slipway.config.yaml_files import as_yaml
 from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import are_trees
 

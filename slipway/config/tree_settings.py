@@ -7,9 +7,9 @@ gradient steps that always has a value, such as `batch_size`, the stage notes th
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slipway.config.mistakes import as_yaml
 from slipway.config.sections import CompileParams, PruneParams
 from slipway.config.training import TrainParams
+from slipway.config.yaml_files import as_yaml
 from slipway.kinds.registry import are_trees
 from slipway.kinds.targets import TargetKind
 from slipway.system.errors import ParamsError

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from slipway.config.edit import known_keys
 from slipway.config.ensemble import require_one_model
-from slipway.config.mistakes import as_yaml, hint
+from slipway.config.mistakes import hint
 from slipway.config.params import mistakes_in, value_at
 from slipway.config.search import DimensionParams, SearchParams
+from slipway.config.yaml_files import as_yaml
 from slipway.kinds.registry import are_trees, kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.system.errors import ParamsError

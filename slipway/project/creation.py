@@ -10,8 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.config.params import value_at
+from slipway.config.params import parse_params, value_at
 from slipway.config.pipeline import RECORD, path_mistakes, pipeline_text
+from slipway.config.yaml_files import parse_yaml
 from slipway.kinds.registry import kind_of
 from slipway.project.params_text import params_text, search_text
 from slipway.project.proposal import ProjectProposal
@@ -87,11 +88,11 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
             f"{', '.join(question.candidates)}."
         )
     require_new_project(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     content = _relocated(proposal.params, folder)
+    params = _params_file(content, proposal.reasons)
+    folder.mkdir(parents=True, exist_ok=True)
     written = {
-        "params.yaml": params_text(content, proposal.reasons)
-        + search_text(proposed_search(content)),
+        "params.yaml": params,
         "dvc.yaml": pipeline_text(),
         RECORD: pipeline_text(),
         ".gitignore": _IGNORED + _data_ignored(folder, content),
@@ -109,6 +110,21 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
         files.write_text(folder / name, text)
     _commit(folder, [*written, ".dvc"])
     return list(written)
+
+
+def _params_file(content: dict[str, Any], reasons: Mapping[str, str]) -> str:
+    """Return the text of params.yaml. Raises ParamsError unless a run will read it as proposed."""
+    search = proposed_search(content)
+    text = params_text(content, reasons) + search_text(search)
+    found, expected = parse_yaml(text.encode(), "params.yaml"), {**content, "search": search}
+    if wrong := [key for key in expected | found if found.get(key) != expected.get(key)]:
+        raise ParamsError(
+            f"params.yaml would not be read as it was proposed: {', '.join(wrong)} differ. Nothing "
+            "was written. This is a mistake of Slipway: please report it with the names of your "
+            "columns and classes."
+        )
+    parse_params(found)
+    return text
 
 
 def require_new_project(folder: Path) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import numpy as np
 import pyarrow as pa
 
+from slipway.config.yaml_files import as_plain_yaml
 from slipway.data.rules.class_names import listed_variants, misspellings
 from slipway.data.tables.cells import GOOD, typed_column
 from slipway.data.tables.target_copies import ColumnScore, best_score
 from slipway.inputs.columns import Kind
 from slipway.project.column_roles import SampledColumn
-from slipway.project.params_text import in_one_line
 
 _FEW_CLASS_ROWS = 20
 _MUCH_MISSING = 0.4
@@ -53,7 +53,7 @@ def misspelt(counts: Mapping[str, int], label_map: Mapping[str, str]) -> Iterato
     if slips := misspellings(counts):
         yield (
             f"classes that may be misspelt: {listed_variants(slips, counts)}. If they are, "
-            f"set data.label_map to {in_one_line({**label_map, **slips})}"
+            f"set data.label_map to {as_plain_yaml({**label_map, **slips})}"
         )
 
 
@@ -73,7 +73,7 @@ def other_dates(columns: Sequence[SampledColumn], formats: Mapping[str, str]) ->
     for name, written in formats.items():
         if name not in read:
             yield (
-                f"{name!r} looks like dates in the format {in_one_line(written)}, but "
+                f"{name!r} looks like dates in the format {as_plain_yaml(written)}, but "
                 "data.date_format takes one format: write its dates as ISO 8601 (2026-11-20)"
             )
 

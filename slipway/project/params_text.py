@@ -9,10 +9,8 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
 
-import yaml
-
 from slipway.config.params import Params, parse_params
-from slipway.config.yaml_files import parse_yaml
+from slipway.config.yaml_files import parse_yaml, yaml_comment, yaml_entry
 from slipway.system.assets import asset
 
 _WIDTH = 100
@@ -90,23 +88,15 @@ def params_text(content: Mapping[str, Any], reasons: Mapping[str, str]) -> str:
 def search_text(section: Mapping[str, Any]) -> str:
     """Format the section `search` as YAML, for the end of params.yaml."""
     lines = [*_SEARCH, "search:"]
-    lines += [f"  {key}: {in_one_line(section[key])}" for key in section if key != "space"]
+    lines += [yaml_entry(key, section[key], "  ") for key in section if key != "space"]
     lines.append("  space:")
-    lines += [f"    {key}: {in_one_line(value)}" for key, value in section["space"].items()]
+    lines += [yaml_entry(key, value, "    ") for key, value in section["space"].items()]
     return "\n".join(lines) + "\n"
 
 
 def comment_of(key: str) -> str:
     """Return the comment beside a key in the default params.yaml; "" if it has none."""
     return {**_template_comments(), **_COMMENTS}.get(key, "")
-
-
-def in_one_line(value: object) -> str:
-    """Return a value as YAML in one line, with quotes only if they are needed."""
-    text = yaml.safe_dump(
-        value, default_flow_style=True, allow_unicode=True, width=10_000, sort_keys=False
-    )
-    return text.removesuffix("\n").removesuffix("\n...")
 
 
 def _ruled(text: str) -> str:
@@ -119,8 +109,7 @@ def _section(
     if not isinstance(content, dict) or not content:
         yield _line(name, content, "", comments.get(name, ""))
         return
-    comment = comments.get(name, "")
-    yield f"{name}:" + (f" # {comment}" if comment else "")
+    yield f"{name}:" + yaml_comment(comments.get(name, ""))
     proposed = [key for key in content if f"{name}.{key}" in reasons]
     for key in proposed:
         yield from _reasoned(key, content[key], reasons[f"{name}.{key}"])
@@ -130,7 +119,7 @@ def _section(
     for key in rest:
         value, place = content[key], f"{name}.{key}"
         if place == "clean.rules":
-            yield f"  {key}: # {comments[place]}"
+            yield f"  {key}:" + yaml_comment(comments[place])
             yield from (
                 _line(inner, action, "    ", comments.get(f"{place}.{inner}", ""))
                 for inner, action in value.items()
@@ -144,18 +133,18 @@ def _reasoned(key: str, value: Any, reason: str) -> Iterator[str]:
     if len(line) <= _WIDTH or "\n" in line:
         yield line
         return
+    comment = yaml_comment(reason).removeprefix(" # ")
     yield from textwrap.wrap(
-        reason, _WIDTH, initial_indent="  # ", subsequent_indent="  # ", break_long_words=False
+        comment, _WIDTH, initial_indent="  # ", subsequent_indent="  # ", break_long_words=False
     )
     yield _line(key, value, "  ", "")
 
 
 def _line(key: str, value: Any, indent: str, comment: str) -> str:
     """Return the YAML of one key with its value; a long mapping gets a line for each entry."""
-    line = f"{indent}{key}: {in_one_line(value)}"
-    remark = f" # {comment}" if comment else ""
+    line, remark = yaml_entry(key, value, indent), yaml_comment(comment)
     if isinstance(value, dict) and len(line) > _WIDTH:
-        inner = [f"{indent}  {name}: {in_one_line(entry)}" for name, entry in value.items()]
+        inner = [yaml_entry(name, entry, f"{indent}  ") for name, entry in value.items()]
         return "\n".join([f"{indent}{key}:{remark}", *inner])
     return line + remark
 

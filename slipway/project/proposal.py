@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from slipway.config.params import parse_params, value_at
+from slipway.config.yaml_files import as_plain_yaml
 from slipway.data.augmentation.plan import NEUTRAL
 from slipway.data.rules.class_names import (
     joined_counts,
@@ -28,7 +29,7 @@ from slipway.project import findings, recipe
 from slipway.project.column_roles import SampledColumn, sampled_columns
 from slipway.project.gate import ProposedGate, class_gate, label_gate, number_gate
 from slipway.project.inspection import data_params
-from slipway.project.params_text import in_one_line, template_content
+from slipway.project.params_text import template_content
 from slipway.project.pretrained import Weights
 from slipway.project.summary import DataSummary
 from slipway.project.task_choice import Question, TaskChoice, choose
@@ -72,7 +73,7 @@ class ProjectProposal:
 
     def value(self, key: str) -> str:
         """Return the proposed value of "section.key" as params.yaml writes it."""
-        return in_one_line(value_at(self.params, key))
+        return as_plain_yaml(value_at(self.params, key))
 
     def text(self) -> str:
         """Return the keys to look at first with values and reasons, and the warnings, as text."""

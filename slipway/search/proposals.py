@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from slipway.config.mistakes import as_yaml
 from slipway.config.search import SearchParams
+from slipway.config.yaml_files import as_yaml
 from slipway.planning.search_space import Space, Values
 
 if TYPE_CHECKING:

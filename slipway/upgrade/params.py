@@ -16,11 +16,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode
 
-from slipway.config.mistakes import as_yaml
 from slipway.config.network_arguments import arguments_class
 from slipway.config.params import Params, mistakes_in, read_content, value_at
+from slipway.config.yaml_files import as_plain_yaml, as_yaml, yaml_comment, yaml_entry
 from slipway.kinds.registry import KINDS, settings_of_kinds
-from slipway.project.params_text import comment_of, in_one_line
+from slipway.project.params_text import comment_of
 from slipway.system.errors import ParamsError
 from slipway.upgrade import renames
 from slipway.upgrade.yaml_edit import TextEdit
@@ -129,7 +129,7 @@ class _Edit(TextEdit):
     def replace(self, key: str, value: object) -> None:
         """Replace the value of `key`, a scalar on one line."""
         _, node = self._entry(key)
-        self._put(node, in_one_line(value))
+        self._put(node, as_plain_yaml(value))
 
     def insert(self, key: str, value: Any, after: str | None, *, is_section: bool = False) -> None:
         """Add a key after another key of its section, or else as the section's first key.
@@ -140,7 +140,7 @@ class _Edit(TextEdit):
         mapping = self._entry(section)[1] if section else self._root
         first = mapping.value[0][0].start_mark
         if mapping.flow_style:
-            entry = f"{name}: {in_one_line(value)}"
+            entry = yaml_entry(name, value)
             place = self._entry(after)[1].end_mark.index if after else first.index
             self._pieces.append((place, place, f", {entry}" if after else f"{entry}, "))
             return
@@ -176,9 +176,8 @@ class _Edit(TextEdit):
 
 def _line(key: str, value: object = ...) -> str:
     """Return the line of a key with its value and the comment of the embedded params.yaml."""
-    text = f"{key.rpartition('.')[2]}:" + (f" {in_one_line(value)}" if value is not ... else "")
-    comment = comment_of(key)
-    return f"{text} # {comment}" if comment else text
+    text = f"{key.rpartition('.')[2]}:" + (f" {as_plain_yaml(value)}" if value is not ... else "")
+    return text + yaml_comment(comment_of(key))
 
 
 def _rename(edit: _Edit, content: dict[str, Any], names: Mapping[str, str]) -> None:
@@ -217,7 +216,7 @@ def _replace(
                 section[key] = table[found]
                 where = f"{place}.{key}"
                 edit.replace(old_names.get(where, where), table[found])
-                edit.replaced[where] = f"{in_one_line(found)} -> {in_one_line(table[found])}"
+                edit.replaced[where] = f"{as_plain_yaml(found)} -> {as_plain_yaml(table[found])}"
 
 
 def _add(edit: _Edit, content: dict[str, Any], added: Mapping[str, Any]) -> None:
@@ -235,7 +234,7 @@ def _add(edit: _Edit, content: dict[str, Any], added: Mapping[str, Any]) -> None
         present = value_at(content, place)
         if isinstance(present, dict) and present and name not in present:
             edit.insert(key, value, _place_before(edit, key, present))
-            edit.added[key] = in_one_line(value)
+            edit.added[key] = as_plain_yaml(value)
             present[name] = copy.deepcopy(value)
         elif not isinstance(present, dict):
             sections.setdefault(place, {})[name] = copy.deepcopy(value)
@@ -245,7 +244,7 @@ def _add(edit: _Edit, content: dict[str, Any], added: Mapping[str, Any]) -> None
         if isinstance(outer, dict) and name not in outer:
             section = sections[place]
             edit.insert(place, section, _place_before(edit, place, outer), is_section=True)
-            edit.added |= {f"{place}.{key}": in_one_line(value) for key, value in section.items()}
+            edit.added |= {f"{place}.{key}": as_plain_yaml(value) for key, value in section.items()}
             outer[name] = section
 
 

@@ -9,7 +9,7 @@ import textwrap
 from collections.abc import Mapping
 from typing import Any, Final
 
-from slipway.project.params_text import in_one_line
+from slipway.config.yaml_files import as_plain_yaml
 
 _ABSENT: Final = object()
 _LONGEST = 100  # characters shown of a value in a conflict
@@ -118,4 +118,4 @@ def _mappings(
 def _shown(value: Any) -> str:
     if value is _ABSENT:
         return "no such entry"
-    return f"`{textwrap.shorten(in_one_line(value), _LONGEST, placeholder=' ...')}`"
+    return f"`{textwrap.shorten(as_plain_yaml(value), _LONGEST, placeholder=' ...')}`"

@@ -4,18 +4,16 @@ ruamel.yaml finds the places. Its round trip is not used, because it wraps long 
 and loses the comment after a removed entry.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node, SequenceNode
 
-from slipway.project.params_text import in_one_line
+from slipway.config.yaml_files import yaml_item, yaml_lines
 from slipway.system.errors import SchemaError
 from slipway.upgrade.pipeline_merge import keyed
-
-_WIDTH = 100
 
 
 def edited_text(text: str, content: Mapping[str, Any]) -> str:
@@ -81,7 +79,7 @@ class _LineEdit(TextEdit):
             if key in ends:
                 last, is_first = ends[key], False
             elif key not in old:
-                text = "".join(_lines(key, value, column))
+                text = "".join(yaml_lines(key, value, column))
                 if isinstance(value, dict) and "cmd" in value:  # an empty line between stages
                     text = f"{text}\n" if is_first else f"\n{text}"
                 self._insert(last, text)
@@ -94,7 +92,7 @@ class _LineEdit(TextEdit):
             self._sequence(node, keyed(old) or {}, keyed(new) or {})
         else:
             begin, end = self._line_start(name), self._line_end(node)
-            lines = "".join(_lines(name.value, new, name.start_mark.column))
+            lines = "".join(yaml_lines(name.value, new, name.start_mark.column))
             self._pieces.append((begin, end, lines))
 
     def _sequence(self, node: SequenceNode, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -109,7 +107,7 @@ class _LineEdit(TextEdit):
         for name, options in new.items():
             if name not in old or new[name] != old[name]:
                 entry = name if options is None else {name: options}
-                self._insert(place, f"{' ' * column}- {_entry(entry)}\n")
+                self._insert(place, f"{' ' * column}- {yaml_item(entry)}\n")
             place = ends.get(name, place)
 
     def _remove(self, first: Node, last: Node) -> None:
@@ -127,26 +125,3 @@ class _LineEdit(TextEdit):
             node = node.value[-1][1] if isinstance(node, MappingNode) else node.value[-1]
         end = node.end_mark.index
         return self._text.index("\n", end - (self._text[end - 1] == "\n")) + 1
-
-
-def _lines(key: str, value: Any, column: int) -> Iterator[str]:
-    """Write an entry of a mapping in block style; a short list stays in its line."""
-    begin = f"{' ' * column}{in_one_line(key)}:"
-    line = f"{begin} {in_one_line(value)}"
-    is_short = isinstance(value, list) and len(line) <= _WIDTH and "{cache:" not in line
-    if not isinstance(value, dict | list) or not value or is_short:
-        yield line + "\n"
-        return
-    yield begin + "\n"
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _lines(name, inner, column + 2)
-    else:
-        yield from (f"{' ' * column}  - {_entry(item)}\n" for item in value)
-
-
-def _entry(item: Any) -> str:
-    if isinstance(item, dict) and len(item) == 1:
-        ((name, options),) = item.items()
-        return f"{in_one_line(name)}: {in_one_line(options)}"
-    return in_one_line(item)

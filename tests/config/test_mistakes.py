@@ -6,11 +6,10 @@ import math
 from typing import Any, get_type_hints
 
 import pytest
-import yaml
 from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
-from slipway.config.mistakes import as_yaml, expected_values
+from slipway.config.mistakes import expected_values
 from slipway.config.params import Params, mistakes_in
 from tests.config.contents import CONTENT, content
 
@@ -113,18 +112,3 @@ def test_error_lists_all_contradictions_between_keys_of_a_section() -> None:
         "split: fold is 3, expected less than folds null (0 without folds)",
     ]
     assert mistakes_in(CONTENT) == []
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        ({"a": "b", "no": "it's", "x: y": [1, None]}, "{a: 'b', 'no': 'it''s', 'x: y': [1, null]}"),
-        ({1: True, "1": 0.5, "": "#"}, "{1: true, '1': 0.5, '': '#'}"),
-        (["a\nb", "größer", "\x07"], '["a\\nb", \'größer\', "\\u0007"]'),
-        ((1, 2.5), "[1, 2.5]"),
-    ],
-)
-def test_as_yaml_writes_values_that_yaml_reads_back(value: Any, text: str) -> None:
-    assert as_yaml(value) == text
-    again = list(value) if isinstance(value, tuple) else value
-    assert YAML(typ="safe").load(text) == yaml.safe_load(text) == again

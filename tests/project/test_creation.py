@@ -1,14 +1,17 @@
 """New project folders: their files, git and DVC, and files that are never overwritten."""
 
+import csv
+import dataclasses
 import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
+from dvc.utils.serialize import parse_yaml
 
 from slipway.config.params import load_params
-from slipway.project.creation import create
+from slipway.project.creation import _params_file, create
 from slipway.project.inspection import inspect
 from slipway.project.proposal import ProjectProposal, propose
 from slipway.system.errors import ParamsError
@@ -101,3 +104,33 @@ def test_a_folder_with_braces_in_its_path_is_refused_before_anything_is_written(
     with pytest.raises(ParamsError, match="has braces, which DVC cannot handle"):
         create(tmp_path / name / "x", proposal)
     assert not (tmp_path / name).exists()
+
+
+@pytest.mark.unit
+def test_every_word_that_yaml_reads_as_something_else_stays_a_class_and_a_column(
+    tmp_path: Path,
+) -> None:
+    names = ["no", "on", "1e3", "0x1F", "0o17", "D\nE", "a # b", "\u200bA"]
+    rows = [(number, f"{number / 7:.3f}", names[number % 8]) for number in range(400)]
+    with (tmp_path / "data.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("x: y", "1e5", "yes"), *rows])
+    found = propose(inspect(tmp_path / "data.csv"), target="yes")
+    assert len(found.params["data"]["classes"] or names) == len(names)
+    text = _params_file({**found.params}, found.reasons)
+    assert parse_yaml(text, "params.yaml")["data"] == found.params["data"]
+    # The same names as allowed classes, as spellings of another and in every comment.
+    data = {**found.params["data"], "classes": names, "label_map": {"nein": "no", "D E": "D\nE"}}
+    reasons = dict.fromkeys(found.reasons, " ".join(names)) | {"data.classes": "classes: D\nE"}
+    text = _params_file({**found.params, "data": data}, reasons)
+    assert parse_yaml(text, "params.yaml")["data"] == data
+
+
+@pytest.mark.unit
+def test_nothing_is_written_if_the_params_would_not_be_read_as_proposed(
+    proposal: ProjectProposal, tmp_path: Path
+) -> None:
+    data = {**proposal.params["data"], "classes": ("A", "B")}  # which YAML reads as a list
+    proposal = dataclasses.replace(proposal, params={**proposal.params, "data": data})
+    with pytest.raises(ParamsError, match="would not be read as it was proposed: data differ"):
+        create(tmp_path / "project", proposal)
+    assert not (tmp_path / "project").exists()

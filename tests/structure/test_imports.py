@@ -152,6 +152,13 @@ def test_ring_0_imports_its_few_packages_only(root: Path) -> None:
         assert outside <= allowed, path.name
 
 
+def test_the_product_reads_and_writes_yaml_with_one_library(root: Path) -> None:
+    """PyYAML reads 1e-3 as text and off as false; DVC and `slipway.config` do not."""
+    paths = [path for folder in ("slipway", "bench") for path in (root / folder).rglob("*.py")]
+    assert len(paths) > 500
+    assert [path for path in paths if "yaml" in imports(path.read_text())] == []
+
+
 def test_the_service_reaches_no_training_code(root: Path) -> None:
     reached = {
         path.as_posix() for path in reached_files(root, [Path("slipway/serving/service.py")])

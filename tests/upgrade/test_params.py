@@ -12,8 +12,8 @@ from ruamel.yaml import YAML
 
 from slipway.config.network_arguments import TabmArguments
 from slipway.config.params import load_params, value_at
+from slipway.config.yaml_files import as_plain_yaml
 from slipway.kinds.inputs import COLUMNS, IMAGES
-from slipway.project.params_text import in_one_line
 from slipway.system.errors import ParamsError
 from slipway.upgrade.params import ParamsMigration, migrate
 from slipway.upgrade.renames import table
@@ -173,7 +173,7 @@ def test_each_missing_key_of_the_table_is_added_with_its_value(
     if not content["clean"]["rules"]:
         del content["clean"]["rules"]
     after = migrated(dumped(content))
-    assert after.added == {key: in_one_line(value) for key, value in removed.items()}
+    assert after.added == {key: as_plain_yaml(value) for key, value in removed.items()}
     found = content_of(after.text)
     assert {key: value_at(found, key) for key in removed} == removed
 

@@ -10,8 +10,8 @@ data/augmented/train/       the offline copies, if augment.offline_copies is abo
 from pathlib import Path
 from typing import Literal
 
-from slipway.config.mistakes import as_yaml
 from slipway.config.training import AugmentParams
+from slipway.config.yaml_files import as_yaml
 from slipway.data.engine.rows import read_record
 from slipway.data.store.packed import PackedManifest, PackedSplit, PackedSplitManifest, open_split
 from slipway.system import files

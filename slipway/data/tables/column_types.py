@@ -12,10 +12,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import yaml
 from numpy.typing import NDArray
 
 from slipway.config.sections import ColumnParams
+from slipway.config.yaml_files import yaml_comment, yaml_entry
 from slipway.data.engine.label_sets import FALSE_WORDS, TRUE_WORDS
 from slipway.data.sources.raw_tables import RawColumn, is_row_index
 from slipway.data.sources.text_format import NOT_UTF8, POINT, NumberMarks
@@ -180,14 +180,11 @@ def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str
     lines += [_entry(column.name, column.model_dump(exclude={"name"})) for column in types]
     for name, reason in ignored.items():
         fields: dict[str, object] = {"kind": "ignore", "min": None, "max": None, "required": False}
-        lines.append(f"{_entry(name, fields)} # {' '.join(reason.split())}")
+        lines.append(_entry(name, fields) + yaml_comment(reason))
     if len(lines) == 1:
         lines.append("{}")
     return "\n".join(lines) + "\n"
 
 
 def _entry(name: str, fields: dict[str, object]) -> str:
-    ordered = {key: fields[key] for key in ("kind", "min", "max", "required")}
-    return yaml.safe_dump(
-        {name: ordered}, default_flow_style=None, sort_keys=False, width=10_000, allow_unicode=True
-    ).rstrip("\n")
+    return yaml_entry(name, {key: fields[key] for key in ("kind", "min", "max", "required")})

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway.config.mistakes import as_yaml
 from slipway.config.sections import DataParams
+from slipway.config.yaml_files import as_yaml
 from slipway.data.rules.class_names import listed_variants, variants
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.text_format import NOT_UTF8, NumberMarks, remedy

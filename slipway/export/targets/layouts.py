@@ -18,12 +18,12 @@ from typing import Any, Literal
 
 import numpy as np
 import onnx
-import yaml
 from numpy.typing import NDArray
 
 from slipway.artifacts.bundle import SCORE_NAME
 from slipway.artifacts.certificate import Hop
 from slipway.artifacts.uncertainty import Answers
+from slipway.config.yaml_files import yaml_text
 from slipway.export.certification.bill_of_materials import as_spdx, license_of
 from slipway.export.targets.exported import (
     ExportRecord,
@@ -184,7 +184,7 @@ def _fill_mlflow(folder: Path, source: ExportSource) -> dict[str, Any]:
         "build_dependencies": [],
         "dependencies": [f"-r {_REQUIREMENTS}"],
     }
-    files.write_text(folder / _PYTHON, yaml.safe_dump(environment, sort_keys=False))
+    files.write_text(folder / _PYTHON, yaml_text(environment))
     # mlflow.onnx.save_model would search every installed package for half a minute.
     model = mlflow.models.Model(
         signature=signature,

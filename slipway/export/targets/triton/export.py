@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import yaml
 
 from slipway.artifacts.bundle import SCORE_NAME
 from slipway.artifacts.certificate import Hop
 from slipway.artifacts.locations import CAPACITY
 from slipway.artifacts.uncertainty import Answers
+from slipway.config.yaml_files import yaml_text
 from slipway.export.certification.comparison import not_executed
 from slipway.export.certification.grpc_hop import why_no_grpc
 from slipway.export.targets.exported import (
@@ -195,7 +195,7 @@ def service_text(source: ExportSource, given: ServerExport, batching: Batching |
     if batching:
         cores = str(batching.workers * batching.num_threads)
         model["resources"] = {"requests": {"cpu": cores}, "limits": {"cpu": cores}}
-    content = {
+    content: dict[str, Any] = {
         "apiVersion": "serving.kserve.io/v1beta1",
         "kind": "InferenceService",
         "metadata": {
@@ -207,7 +207,7 @@ def service_text(source: ExportSource, given: ServerExport, batching: Batching |
         },
         "spec": {"predictor": {"minReplicas": 1, "model": model}},
     }
-    return yaml.safe_dump(content, sort_keys=False)
+    return yaml_text(content)
 
 
 def run_server_hop(source: ExportSource, given: ServerExport) -> Hop:
