@@ -34,17 +34,12 @@ def date_columns(columns: Sequence[SampledColumn]) -> Iterator[str]:
         )
 
 
-def missing_labels(target: SampledColumn, allowed: float) -> Iterator[str]:
-    """Warn of rows without a label. `allowed` is the fraction of bad rows that `clean` accepts."""
-    if not target.missing_fraction:
-        return
-    text = f"{target.name!r} has no value in {target.missing_fraction:.1%} of the rows, which"
-    if target.missing_fraction <= allowed:
-        yield f"{text} `clean` refuses"
-    else:
+def missing_targets(target: SampledColumn) -> Iterator[str]:
+    """Warn of rows without a target, from which nothing can be learned."""
+    if target.missing_fraction:
         yield (
-            f"{text} is more than clean.max_bad_fraction, {allowed:.0%}. The run will stop "
-            "there: remove these rows, or raise it"
+            f"{target.name!r} has no value in {target.missing_fraction:.1%} of the rows: they are "
+            "set aside, for `slipway predict`"
         )
 
 

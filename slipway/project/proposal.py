@@ -263,6 +263,8 @@ class _Draft:
                 self.set(f"data.{key}", column.name, reason)
         if roles.time is None:
             self.warnings += findings.date_columns(roles.dates)
+        for target in choice.label_columns or ([] if choice.target is None else [choice.target]):
+            self.warnings += findings.missing_targets(target)
         if self.kind.target.has_classes:
             self._classes()
 
@@ -281,8 +283,6 @@ class _Draft:
     def _classes(self) -> None:
         allowed = self.content["clean"]["max_bad_fraction"]
         counts, joins = self.class_counts(), not self.choice.label_columns
-        if self.choice.target is not None and joins:
-            self.warnings += findings.missing_labels(self.choice.target, allowed)
         found = variants(counts) if joins else {}
         if found:
             self.set("data.label_map", found, "spellings of one class")

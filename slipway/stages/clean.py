@@ -13,6 +13,7 @@ from slipway.data.rules.report import CleanResult
 from slipway.data.rules.result import check_usable
 from slipway.data.sources import sources
 from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.tables.clean_files import UNLABELLED
 from slipway.kinds.registry import kind_of
 from slipway.reports.pages.clean_page import clean_page, pictures_of
 from slipway.system import files
@@ -48,7 +49,12 @@ def run(params: Params) -> None:
     files.write_json(REPORT, content)
     files.write_text(PAGE, clean_page(report, pictures))
     files.write_text(COLUMNS, result.columns_yaml)
-    print(result.cleaned.summary(REPORT, PAGE) + result.notes(COLUMNS) + _hints(report.hints))
+    print(
+        result.cleaned.summary(REPORT, PAGE)
+        + _set_aside(result)
+        + result.notes(COLUMNS)
+        + _hints(report.hints)
+    )
 
 
 def _check(result: CleanResult, params: Params) -> None:
@@ -62,6 +68,14 @@ def _check(result: CleanResult, params: Params) -> None:
             f"{result.notes(TRIED_COLUMNS)}{_hints(result.hints)}"
         ) from error
     REFUSED.unlink(missing_ok=True)
+
+
+def _set_aside(result: CleanResult) -> str:
+    path = CLEAN / UNLABELLED
+    if not path.exists():
+        return ""
+    rows = result.cleaned.num_unlabelled
+    return f"\n{rows} rows without a target are set aside in {path}, for `slipway predict`"
 
 
 def _hints(hints: Sequence[str]) -> str:

@@ -68,7 +68,8 @@ def test_too_many_bad_rows_fail_clean_with_a_list_of_them(tmp_path: Path) -> Non
     path = numbered_csv(tmp_path / "t.csv", a_1="x", target_2="", target_3="y")
     prepare_table(tmp_path, path, "table_regression", "target")
     errors = refusal(tmp_path, "clean")
-    assert "3 of 30 samples are bad" in errors
+    assert "2 of 29 samples that have a target are bad" in errors
+    assert "missing_target: 1 (these do not count as bad)" in errors
     assert "a: found 'x', expected a finite number" in errors
     assert pq.read_table(tmp_path / ".work/clean/quarantine.parquet").num_rows == 3
     assert not (tmp_path / "data").exists()

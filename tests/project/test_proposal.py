@@ -284,14 +284,14 @@ def test_init_warns_of_a_class_that_may_be_misspelt(tmp_path: Path) -> None:
     assert "data.label_map to {noo: 'no'}" in found
 
 
-@pytest.mark.parametrize(
-    ("every", "expected"), [(50, "2.0% of the rows, which `clean` refuses"), (5, "20.0% of the")]
-)
-def test_init_warns_of_rows_without_a_label(every: int, expected: str, tmp_path: Path) -> None:
-    rows = "".join(f"{i % 7},{'' if i % every == 0 else 'ab'[i % 2]}\n" for i in range(400))
-    found = " ".join(table(tmp_path, "x,label\n" + rows).warnings)
-    assert f"'label' has no value in {expected}" in found
-    assert ("The run will stop there" in found) == (every == 5)
+@pytest.mark.parametrize("target", ["label", "amount"])
+def test_init_says_how_many_rows_without_a_target_are_set_aside(
+    target: str, tmp_path: Path
+) -> None:
+    rows = "".join(f"{i % 7},{'ab'[i % 2]},{i * 0.7:.1f}\n" * (i % 5 > 0) for i in range(400))
+    rows += "3,,\n" * 80
+    found = " ".join(table(tmp_path, "x,label,amount\n" + rows, target=target).warnings)
+    assert f"'{target}' has no value in 20.0% of the rows: they are set aside" in found
 
 
 def test_init_warns_of_too_few_test_rows_for_a_gate(tmp_path: Path) -> None:

@@ -74,7 +74,8 @@ QUARANTINE = pa.schema(
         _required("source", pa.string()),
         _required("rule", pa.string()),
         _required("detail", pa.string()),
-        _required("severity", pa.string()),  # "error": not usable; "duplicate": already present
+        # "error": not usable; "unlabelled": without a target; "duplicate": already present
+        _required("severity", pa.string()),
     ]
 )
 PACKED_ROWS = pa.schema(

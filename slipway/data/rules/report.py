@@ -47,7 +47,7 @@ class RuleCount(Contract):
     """The number of samples that broke a rule, and the first few by source."""
 
     count: NonNegativeInt
-    severity: Literal["error", "duplicate", "flag"]
+    severity: Literal["error", "unlabelled", "duplicate", "flag"]
     meaning: str
     examples: list[Example]  # at most MAX_EXAMPLES of them
 

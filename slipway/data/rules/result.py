@@ -29,14 +29,24 @@ class Cleaned:
 
     @property
     def num_bad(self) -> int:
-        """The number of refused samples, without duplicates."""
-        return int(pc.sum(pc.equal(self.quarantine["severity"], "error")).as_py() or 0)
+        """The number of refused samples, without duplicates and without unlabelled ones."""
+        return self._num_of("error")
+
+    @property
+    def num_unlabelled(self) -> int:
+        """The number of samples without a target, which are set aside for prediction."""
+        return self._num_of("unlabelled")
+
+    def _num_of(self, severity: str) -> int:
+        return int(pc.sum(pc.equal(self.quarantine["severity"], severity)).as_py() or 0)
 
     def summary(self, *reports: Path) -> str:
         """Return the counts in one line; a second line reports copies in several given splits."""
-        num_kept, num_bad = self.rows.num_rows, self.num_bad
-        num_duplicates = self.num_read - num_kept - num_bad
+        num_kept, num_bad, num_unlabelled = self.rows.num_rows, self.num_bad, self.num_unlabelled
+        num_duplicates = self.num_read - num_kept - num_bad - num_unlabelled
         counts = f"read {self.num_read}, kept {num_kept}, bad {num_bad}"
+        if num_unlabelled:
+            counts += f", without a target {num_unlabelled}"
         summary = f"{counts}, duplicates {num_duplicates}, see {' and '.join(map(str, reports))}"
         if named := self._named_refused():
             summary += f"\nrefused: {named}"
@@ -67,13 +77,20 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
         raise DataError(
             "data.path holds no samples, expected images. Add some, or correct data.path."
         )
-    fraction = cleaned.num_bad / cleaned.num_read
+    num_labelled = cleaned.num_read - cleaned.num_unlabelled
+    fraction = cleaned.num_bad / max(1, num_labelled)
     if fraction > params.max_bad_fraction:
+        of_these = " that have a target" if cleaned.num_unlabelled else ""
         raise DataError(
-            f"{cleaned.num_bad} of {cleaned.num_read} samples are bad, a fraction of "
+            f"{cleaned.num_bad} of {num_labelled} samples{of_these} are bad, a fraction of "
             f"{fraction:.4f}, above clean.max_bad_fraction {params.max_bad_fraction}:\n"
             f"{_list_refused(cleaned.quarantine)}\n"
             "Fix or remove them, or raise clean.max_bad_fraction."
+        )
+    if not num_labelled:
+        raise DataError(
+            f"none of {cleaned.num_read} samples has a target, expected one in the rows to learn "
+            "from. Fill it in for some rows, or correct data.target_column."
         )
     if not cleaned.rows.num_rows:
         raise DataError(
@@ -99,7 +116,7 @@ def _list_refused(quarantine: pa.Table) -> str:
     lines = []
     for rule in sorted(pc.unique(quarantine["rule"]).to_pylist()):
         rows = quarantine.filter(pc.equal(quarantine["rule"], rule))
-        note = " (duplicates do not count as bad)" if rule in rules.DUPLICATES else ""
+        note = "" if rules.severity(rule) == "error" else " (these do not count as bad)"
         lines.append(f"  {rule}: {rows.num_rows}{note}")
         shown = rows.slice(0, _MAX_SHOWN).to_pylist()
         lines += [f"    {row['source']}: {row['detail']}" for row in shown]

@@ -12,9 +12,9 @@ from slipway.kinds.registry import KINDS, kind_of
 # Rules of the annotation columns of a row.
 _ANNOTATION_RULES = {
     "malformed_row": "the row has too many or too few columns",
-    "missing_label": "no class",
+    "missing_label": "no class; set aside for prediction, and not bad",
     "unknown_label": "a class that data.classes does not name",
-    "missing_target": "no number",
+    "missing_target": "no number; set aside for prediction, and not bad",
     "not_a_number": "a target that is not a number",
     "non_finite_target": "a target that is infinite or NaN",
     "missing_group": "no group, though data.group_column is set",
@@ -97,6 +97,7 @@ TEXT_RULES = _ANNOTATION_RULES | {
 }
 # Ends the detail of a copy that leaks between given splits.
 IN_ANOTHER_SPLIT = ", which is in the given split "
+NO_TARGET = ("missing_label", "missing_target")  # rows to predict rather than to learn from
 DUPLICATES = ("exact_duplicate", "near_duplicate")  # usable rows that are already present
 _OF_CHECKSUMS = ("digest_mismatch", "not_listed")
 _NO_CHECKSUMS = (
@@ -121,7 +122,9 @@ def action(rule: str, rules: RuleParams) -> Action:
 
 
 def severity(rule: str) -> str:
-    """Return the severity of a rule in the quarantine: "duplicate" or "error"."""
+    """Return the severity of a rule in the quarantine: "unlabelled", "duplicate" or "error"."""
+    if rule in NO_TARGET:
+        return "unlabelled"
     return "duplicate" if rule in DUPLICATES else "error"
 
 

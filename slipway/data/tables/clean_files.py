@@ -1,22 +1,29 @@
-"""Reads and writes the files of `clean` that only tables have.
+"""Reads and writes the files of `clean` that only tables and tables of texts have.
 
-cells.parquet       the typed inputs of the kept rows, under their ids
-columns.json        the types of the inputs in order, and the names of all other columns
-bad_cells.parquet   every cell that broke a rule, by row and column
+cells.parquet        the typed inputs of the kept rows, under their ids
+columns.json         the types of the inputs in order, and the names of all other columns
+bad_cells.parquet    every cell that broke a rule, by row and column
+unlabelled.parquet   the rows without a target as they were read, for `slipway predict`
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from slipway.data.engine.rows import read_record, read_table, write_table
+from slipway.data.engine.rows import read_record, read_table, row_numbers, write_table
+from slipway.data.engine.scratch import slices, store_table
+from slipway.data.sources.raw_tables import RawTable
 from slipway.inputs.columns import ColumnType
 from slipway.system import files
 from slipway.system.contract import Contract
 from slipway.system.errors import IntegrityError
 
 CELLS = "cells.parquet"
+UNLABELLED = "unlabelled.parquet"
+_WRITTEN_ROWS = 1 << 14  # rows written at a time
 ID_COLUMN = "slipway_id"
 CELL_TYPES = {
     "number": pa.float64(),
@@ -51,6 +58,27 @@ def write_cells(folder: Path, cells: pa.Table, columns: TableColumns, bad_cells:
     write_table(folder / CELLS, cells, cell_schema(columns.inputs))
     files.write_json(folder / "columns.json", columns.model_dump(mode="json"))
     write_table(folder / "bad_cells.parquet", bad_cells, BAD_CELLS)
+
+
+def write_unlabelled(folder: Path, raw: RawTable, quarantine: pa.Table) -> None:
+    """Write the raw cells of the rows without a target, if there are any, in the file's order."""
+    sources = quarantine["source"].filter(pc.equal(quarantine["severity"], "unlabelled"))
+    if not len(sources):
+        return
+    rows = np.searchsorted(raw.numbers, np.sort(row_numbers(sources).to_numpy()))
+    columns = [column for column in raw.columns.values() if column.stored != "other"]
+    schema = pa.schema([(column.name, column.values.type) for column in columns])
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for part in slices(len(rows), _WRITTEN_ROWS):
+            codes = [column.codes[rows[part]] for column in columns]
+            cells = [
+                column.values.take(pa.array(chosen, mask=chosen < 0))
+                for column, chosen in zip(columns, codes, strict=True)
+            ]
+            yield pa.record_batch(cells, schema=schema)
+
+    write_table(folder / UNLABELLED, store_table(batches(), schema), schema)
 
 
 def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:

@@ -10,7 +10,8 @@ from slipway.data.rules.report import CleanReport, CleanResult, ColumnSummary, c
 from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import TABLE_RULES
 from slipway.data.sources.checksums import read_checksums
-from slipway.data.tables.clean_files import TableColumns, write_cells
+from slipway.data.sources.raw_tables import RawTable
+from slipway.data.tables.clean_files import TableColumns, write_cells, write_unlabelled
 from slipway.data.tables.cleaning import CleanedTable, check_column_names, clean_table
 from slipway.data.tables.source import columns_of, read_table_of, stored_tables
 
@@ -31,19 +32,20 @@ def check_listed(data: DataParams) -> None:
 def clean_rows(data: DataParams, clean: CleanParams) -> CleanResult:
     """Check and compare every row of the table; return the result of cleaning."""
     check_listed(data)
-    table = clean_table(read_table_of(data), data, clean)
+    raw = read_table_of(data)
+    table = clean_table(raw, data, clean)
     return CleanResult(
         table.cleaned,
         partial(table_report, table, data, clean),
         table.columns_yaml,
-        partial(_write_cells, table, data),
+        partial(_write_cells, table, raw, data),
         partial(column_notes, table),
         conflict_hint(table.cleaned, "inputs"),
         table.hints,
     )
 
 
-def _write_cells(table: CleanedTable, data: DataParams, folder: Path) -> None:
+def _write_cells(table: CleanedTable, raw: RawTable, data: DataParams, folder: Path) -> None:
     columns = TableColumns(
         inputs=table.types,
         ignored=table.ignored,
@@ -51,6 +53,7 @@ def _write_cells(table: CleanedTable, data: DataParams, folder: Path) -> None:
         thousands=data.thousands,
     )
     write_cells(folder, table.cells, columns, table.ledger.bad_cell_table())
+    write_unlabelled(folder, raw, table.cleaned.quarantine)
 
 
 def table_report(table: CleanedTable, data: DataParams, clean: CleanParams) -> CleanReport:

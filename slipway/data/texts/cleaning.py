@@ -5,6 +5,7 @@ that networks see, in lower case. The result does not depend on the order of the
 """
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ from slipway.data.rules.report import (
 )
 from slipway.data.rules.result import Cleaned
 from slipway.data.rules.rules import TEXT_RULES
+from slipway.data.tables.clean_files import write_unlabelled
 from slipway.data.tables.clean_step import check_listed, check_table, conflict_hint
 from slipway.data.tables.cleaning import (
     WRITTEN_ROWS,
@@ -103,11 +105,15 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
         )
         return found.model_copy(update={"excerpts": excerpts_of(found, raw, columns)})
 
+    def write(folder: Path) -> None:
+        write_texts(folder, _kept_texts(columns, order, rows), data.text_columns)
+        write_unlabelled(folder, raw, cleaned.quarantine)
+
     return CleanResult(
         cleaned,
         report,
         "{}\n",
-        lambda folder: write_texts(folder, _kept_texts(columns, order, rows), data.text_columns),
+        write,
         hint=conflict_hint(cleaned, "texts"),
     )
 

@@ -5,6 +5,7 @@ it shows, which are read from the raw data.
 """
 
 import contextlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -42,7 +43,12 @@ Pictures = Mapping[str, NDArray[np.uint8]]  # by source, (H, W, 3)
 MAX_PICTURES = 8  # shown for one rule
 _SIDE_PX = 128
 _MAX_CLASSES = 50
-_SEVERITIES = {"flag": "flagged, and kept", "error": "refused", "duplicate": "refused duplicates"}
+_SEVERITIES = {
+    "flag": "flagged, and kept",
+    "error": "refused",
+    "duplicate": "refused duplicates",
+    "unlabelled": "without a target, set aside",
+}
 _SIZES = {
     "width": "pixels of width",
     "height": "pixels of height",
@@ -92,15 +98,18 @@ def clean_page(report: CleanReport, pictures: Pictures) -> str:
 
 
 def _totals(report: CleanReport) -> Html:
-    bad = sum(rule.count for rule in report.refused.values() if rule.severity == "error")
-    duplicates = sum(rule.count for rule in report.refused.values() if rule.severity == "duplicate")
+    refused = Counter[str]()
+    for rule in report.refused.values():
+        refused[rule.severity] += rule.count
+    bad, unlabelled = refused["error"], refused["unlabelled"]
     flags = sum(rule.count for rule in report.flagged.values())
     boxes = tiles(
         [
             ("read", f"{report.read:,}", ""),
             ("kept", f"{report.kept:,}", _fraction(report.kept, report.read)),
-            ("bad", f"{bad:,}", _fraction(bad, report.read)),
-            ("duplicates", f"{duplicates:,}", "refused, not counted as bad"),
+            ("bad", f"{bad:,}", _fraction(bad, report.read - unlabelled)),
+            *[("without a target", f"{unlabelled:,}", "set aside")] * bool(unlabelled),
+            ("duplicates", f"{refused['duplicate']:,}", "refused, not counted as bad"),
             ("flags", f"{flags:,}", "on rows that are kept"),
         ]
     )
