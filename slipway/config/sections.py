@@ -77,8 +77,11 @@ class ColumnParams(ParamsSection):
     min: float | None  # smaller numbers are out of range; null for no bound
     max: float | None
     required: bool  # true: a missing value is refused
+    map: dict[str, str] = Field(default_factory=dict)  # spellings of a category: {found: meant}
 
     def problems(self) -> Iterator[str]:
+        if self.map and self.kind != "category":
+            yield f"map is for spellings of categories, the kind is {self.kind!r}; set it to {{}}"
         if (self.min is not None or self.max is not None) and self.kind != "number":
             yield f"min and max are for numbers, the kind is {self.kind!r}"
         if self.min is not None and self.max is not None and self.min > self.max:

@@ -55,7 +55,7 @@ def read_table(table: pa.Table, contract: ColumnContract, written: TextFormat) -
         raw = replace(stored_column(column.name, chunked(table[column.name])), written=written)
         if raw.stored == "other":
             raise DataError(f"the table has {raw.unreadable}.")
-        typed = typed_column(raw, column.kind)
+        typed = typed_column(raw, column.kind, column.map)
         cells[column.name] = typed.cells
         for row in np.flatnonzero(_is_refused(typed, column)).tolist():
             faults.setdefault(row, _fault(typed, column, row))

@@ -47,6 +47,8 @@ class ColumnType(Contract):
     # "%" or the sign of a currency, which the numbers of the data have; "" for none. Absent from
     # older bundles. JSON has numbers without it.
     unit: str | None = None
+    # Spellings of a category: {found: meant}, for files and requests. Absent from older bundles.
+    map: dict[str, str] = Field(default_factory=dict)
 
 
 class Column(ColumnType):
@@ -384,6 +386,8 @@ def _codes(cells: Sequence[Cell] | NDArray[Any], column: Column) -> NDArray[np.f
 
 def _typed(value: Any, column: Column) -> float | str:
     typed = _value_of(value, column.kind)
+    if isinstance(typed, str):
+        typed = column.map.get(typed, typed)
     if typed is None:
         found = f"found {_shown(value, column)}, expected {_expected(column)}"
         raise CellError("type_violation", column.name, found)

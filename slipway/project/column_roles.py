@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from slipway.data.engine.label_sets import read_labels
 from slipway.data.engine.rows import SPLITS
+from slipway.data.rules.class_names import joined_counts
 from slipway.data.sources.raw_tables import RawColumn
 from slipway.data.tables.cells import BAD, GOOD, is_missing, typed_column
 from slipway.data.tables.column_types import ColumnGuess, infer
@@ -74,6 +75,11 @@ class SampledColumn:
             if not lacks and rows:
                 found[label_of(text)] += rows
         return found
+
+    @cached_property
+    def classes(self) -> Counter[str]:
+        """The number of rows with each value, with the spellings of one value joined."""
+        return joined_counts(self.counts)
 
     @property
     def missing_fraction(self) -> float:
@@ -259,14 +265,14 @@ def target_kinds(column: SampledColumn) -> list[TargetKind]:
         return [CLASS]
     if not column.has_whole_numbers:
         return [NUMBER]
-    if len(column.counts) == 2:
+    if len(column.classes) == 2:
         return [CLASS]
     says_class = re.search(r"class|label|category|species|type|digit", column.plain_name)
     if says_class and column.may_be_classes:
         return [CLASS]
-    if len(column.counts) > _MOST_CLASSES or not column.may_be_classes:
+    if len(column.classes) > _MOST_CLASSES or not column.may_be_classes:
         return [NUMBER]
-    values = sorted(map(float, column.counts))
+    values = sorted(map(float, column.classes))
     is_code = values == [float(n) for n in range(int(values[0]), int(values[0]) + len(values))]
     if is_code and values[0] in (0, 1) and column.plain_name in _TARGET_NAMES:
         return [CLASS]

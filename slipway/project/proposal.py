@@ -374,6 +374,7 @@ class _Draft:
 
     def _table_cells(self) -> None:
         self._numbers()
+        self._categories()
         if self.notation.words:
             words = list(self.notation.words)
             self.set("data.missing_values", words, "they occur among numbers or dates")
@@ -404,6 +405,21 @@ class _Draft:
                 self.set("data.thousands", marks.thousands, f"separates thousands, as in {shown}")
         target = [] if self.choice.target is None else [self.choice.target]
         self.warnings += findings.units([*self.inputs(), *target])
+
+    def _categories(self) -> None:
+        """Propose a map for each input with several spellings of one category."""
+        inputs = [column for column in self.inputs() if column.guess.kind == "category"]
+        found = {column.name: variants(column.counts) for column in inputs}
+        entry = {"kind": "category", "min": None, "max": None, "required": False}
+        columns = {name: {**entry, "map": meant} for name, meant in found.items() if meant}
+        if columns:
+            self.set("data.columns", columns, "spellings of one category")
+        self.warnings += [
+            f"values of {column.name!r} that differ only in spelling are joined: "
+            f"{listed_variants(found[column.name], column.counts)}"
+            for column in inputs
+            if found[column.name]
+        ]
 
     def _table_recipe(self) -> None:
         num_train = self.rows_of("train")

@@ -102,16 +102,17 @@ def test_what_init_proposes_for_the_marks_of_numbers_lets_clean_read_the_same_va
         assert kept[row]["target"] == target
 
 
-@pytest.mark.parametrize(("decimal", "thousands", "_"), NOTATIONS)
+@pytest.mark.parametrize(("decimal", "thousands", "proposed"), NOTATIONS)
 def test_predicting_a_file_reads_numbers_as_training_did_and_requests_stay_json_numbers(
-    tmp_path: Path, decimal: str, thousands: str, _: str | None
+    tmp_path: Path, decimal: str, thousands: str, proposed: str | None
 ) -> None:
     path = table(tmp_path / "t.csv", decimal, thousands)
     data = section(proposal_of(path))
+    assert data.thousands == proposed
     contract = contract_of(cleaned(data, rules=QUIET), data)
     rows = [
         {"price": price, "discount": discount, "colour": "rgb"[row % 3]}
-        for row, (price, discount, _) in enumerate(prices())
+        for row, (price, discount, _target) in enumerate(prices())
     ]
     sent = np.concatenate([*RowReader(contract).read(rows, 64)[0]])
     piece = next(TableFile(contract, path, TextFormat()).pieces(0, 200, 200))

@@ -217,4 +217,6 @@ def _cells_by_class(typed: TypedColumn, rows: np.ndarray, added: _AddedRows) -> 
 def _typed_as_cleaned(column: RawColumn, data: DataParams) -> TypedColumn | None:
     """Return the column with cells typed as in `clean`; None if `clean` ignores the column."""
     (guess,) = column_types({column.name: column}, data.columns)
-    return None if guess.kind == "ignore" else typed_column(column, guess.kind)
+    given = data.columns.get(column.name)
+    meant = given.map if given else {}
+    return None if guess.kind == "ignore" else typed_column(column, guess.kind, meant)

@@ -1,6 +1,7 @@
 """Finds class names that are spellings of the same word.
 
-Spellings differ in case, spaces, hyphens or Unicode form. Misspellings differ in a letter or two.
+Spellings differ in case, spaces, hyphens or Unicode form, or are whole numbers such as 1 and 1.0,
+which one program writes for the other. Misspellings differ in a letter or two.
 """
 
 import difflib
@@ -14,6 +15,9 @@ from slipway.config.yaml_files import as_yaml
 _IMBALANCE = 10  # times as many rows in the largest class as in the smallest
 _MAX_SHOWN = 5
 _RARE_ROWS = 20  # a class with as many rows is no slip of the keyboard
+_WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")  # a whole number, as programs write a float
+_MINUS = re.compile(r"(?<!\w)-(?=[0-9.])")  # -1 is another class than 1
+_SEPARATORS = re.compile(r"[;,/|]")  # between names: such a name is a combination, no slip
 _ALIKE = 0.8  # least ratio of `difflib`: "noo" and "no" have it, "cat" and "car" do not
 
 
@@ -25,10 +29,13 @@ def variants(counts: Mapping[str, int]) -> dict[str, str]:
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(counts):
         folded = unicodedata.normalize("NFC", name).casefold()
+        folded = _MINUS.sub(
+            "\u2212", _WHOLE.sub(r"\1", folded) if _WHOLE.fullmatch(folded) else folded
+        )
         groups[re.sub(r"[\s_-]+", " ", folded).strip()].append(name)
     meant: dict[str, str] = {}
     for names in groups.values():
-        first = max(names, key=lambda name: counts[name])
+        first = max(names, key=lambda name: (not _WHOLE.fullmatch(name), counts[name]))
         meant |= {name: first for name in names if name != first}
     return meant
 
@@ -43,15 +50,17 @@ def joined_counts(counts: Mapping[str, int]) -> Counter[str]:
 
 
 def misspellings(counts: Mapping[str, int]) -> dict[str, str]:
-    """Map each rare name without digits to the most similar one, if that has ten times its rows.
+    """Map each rare name to the most similar one, if that has ten times its rows.
 
-    `counts` is the number of rows by class.
+    `counts` is the number of rows by class. Names with digits or separators are left out.
     """
     meant = {}
-    for name, rows in counts.items():
+    names = [name for name in counts if not _SEPARATORS.search(name)]
+    for name in names:
+        rows = counts[name]
         if rows >= _RARE_ROWS or any(map(str.isdigit, name)):
             continue
-        larger = [other for other in counts if counts[other] >= _IMBALANCE * rows]
+        larger = [other for other in names if counts[other] >= _IMBALANCE * rows]
         if near := difflib.get_close_matches(name, larger, 1, _ALIKE):
             meant[name] = near[0]
     return meant

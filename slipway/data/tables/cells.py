@@ -9,9 +9,10 @@ the inferred kinds, `data.missing_values`, the order of rows and columns, or the
 import contextlib
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 import pyarrow as pa
@@ -86,9 +87,11 @@ def shown_cell(raw: RawColumn, row: int) -> str:
     return "nothing" if code < 0 else repr(raw.values[int(code)].as_py())[:82]
 
 
-def typed_column(raw: RawColumn, kind: Kind) -> TypedColumn:
-    """Return a raw column with its cells read as `kind`."""
-    values, states = _READERS[kind](raw)
+def typed_column(
+    raw: RawColumn, kind: Kind, meant: Mapping[str, str] = MappingProxyType({})
+) -> TypedColumn:
+    """Return a raw column with its cells read as `kind`; `meant` maps spellings of categories."""
+    values, states = _categories(raw, meant) if kind == "category" else _READERS[kind](raw)
     if values.dtype != np.float64:
         return TypedColumn(raw, kind, np.append(values, ""), np.append(states, np.uint8(MISSING)))
     numbers = scratch_array((len(values) + 1,), np.float64)
@@ -167,15 +170,19 @@ def _num_rows(raw: RawColumn, values: NDArray[np.float64]) -> int:
     return int((~np.isnan(np.append(values, np.nan)))[raw.codes].sum())
 
 
-def _categories(raw: RawColumn) -> tuple[NDArray[np.object_], NDArray[np.uint8]]:
-    missing = is_missing(raw)
-    texts = np.array([cell_text(value) for value in raw.values.to_pylist()], object)
+def _categories(
+    raw: RawColumn, meant: Mapping[str, str]
+) -> tuple[NDArray[np.object_], NDArray[np.uint8]]:
+    found = [cell_text(value) for value in raw.values.to_pylist()]
+    # As with `data.label_map`, a word for a missing value is a category if the map names it.
+    missing = is_missing(raw) & ~np.array([text in meant for text in found], bool)
+    texts = np.array([meant.get(text, text) for text in found], object)
     good = [len(text) <= MAX_CATEGORY_LENGTH and NOT_UTF8 not in text for text in texts]
     states = _states(missing, np.array(good, bool))
     return np.where(states == GOOD, texts, ""), states
 
 
-_READERS = {"number": _numbers, "boolean": _booleans, "date": _dates, "category": _categories}
+_READERS = {"number": _numbers, "boolean": _booleans, "date": _dates}
 
 
 def _states(missing: NDArray[np.bool_], good: NDArray[np.bool_]) -> NDArray[np.uint8]:

@@ -100,7 +100,10 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
     ]
     _refuse_all_missing(inputs, clean, ledger)
     find_outliers(inputs, annotations, raw.columns[data.target_columns[0]], clean, ledger)
-    insisted = frozenset(name for name, given in data.columns.items() if given.kind != "ignore")
+    # An entry for the sake of its map, as `init` proposes, does not insist on a copy of the target.
+    insisted = frozenset(
+        name for name, given in data.columns.items() if given.kind != "ignore" and not given.map
+    )
     typed = [column.typed for column in inputs]
     verdicts = apply_column_rules(typed, annotations, ledger.alive, clean.rules, insisted)
     ignored = {guess.name: guess.reason for guess in guesses if guess.kind == "ignore"}
@@ -203,7 +206,7 @@ def _read_input(
 ) -> _Input:
     rules = clean.rules
     column = column_type(guess, data.columns.get(guess.name), rules.out_of_range is not None)
-    typed = typed_column(raw.columns[guess.name], column.kind)
+    typed = typed_column(raw.columns[guess.name], column.kind, column.map)
     column = column.model_copy(update={"unit": typed.unit})
     expected = _expected(column) + (f" with {typed.unit}, as in other rows" if typed.unit else "")
     has_bounds = column.min is not None or column.max is not None

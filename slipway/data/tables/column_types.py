@@ -63,6 +63,7 @@ def column_type(
         required=given is not None and given.required,
         min=given.min if given and with_bounds else None,
         max=given.max if given and with_bounds else None,
+        map=given.map if given else {},
     )
 
 
@@ -187,4 +188,5 @@ def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str
 
 
 def _entry(name: str, fields: dict[str, object]) -> str:
-    return yaml_entry(name, {key: fields[key] for key in ("kind", "min", "max", "required")})
+    ordered = {key: fields[key] for key in ("kind", "min", "max", "required")}
+    return yaml_entry(name, ordered | ({"map": fields["map"]} if fields.get("map") else {}))

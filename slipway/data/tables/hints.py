@@ -54,7 +54,7 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
             words += [word for word in found.words if word not in words]
             formats = formats or found.date_format
         hints += _codes_hint(column, guess, counts) if is_input else []
-        hints += _spelling_hint(column, guess, counts)
+        hints += _spelling_hint(column, guess, counts, is_input)
     found_marks = _other_marks(raw, guesses, data)
     hints += [text for text, _ in found_marks]
     lines = "".join(setting for _, setting in found_marks)
@@ -183,9 +183,9 @@ def _blocked(
     return _Blocked(text, words if len(bad) <= _MAX_TOKENS else ())
 
 
-def _entry(name: str, kind: Kind) -> str:
+def _entry(name: str, kind: Kind, **changes: object) -> str:
     """Return the lines of `data.columns` that set the kind of a column."""
-    entry = {"kind": kind, "min": None, "max": None, "required": False}
+    entry = {"kind": kind, "min": None, "max": None, "required": False} | changes
     return as_yaml({name: entry})[1:-1]
 
 
@@ -231,17 +231,23 @@ def _codes_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]) -
     ]
 
 
-def _spelling_hint(raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64]) -> list[str]:
+def _spelling_hint(
+    raw: RawColumn, guess: ColumnGuess, counts: NDArray[np.int64], is_input: bool
+) -> list[str]:
     if guess.kind != "category":
         return []
     num_rows: Counter[str] = Counter()
     for value, count in zip(raw.values.to_pylist(), counts.tolist(), strict=True):
         num_rows[value] += count
     found = variants(num_rows)
+    if not found:
+        return []
     shown = listed_variants(found, num_rows)
-    return (
-        [f"column {raw.name!r} has values that differ only in spelling: {shown}"] if found else []
-    )
+    text = f"column {raw.name!r} has values that differ only in spelling: {shown}"
+    if is_input:
+        entry = _entry(raw.name, "category", map=found)
+        text += f". If they are one, put this under data.columns in params.yaml:\n  {entry}"
+    return [text]
 
 
 def written_notes(raw: Mapping[str, RawColumn], guesses: Sequence[ColumnGuess]) -> dict[str, str]:

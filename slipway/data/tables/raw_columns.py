@@ -126,6 +126,6 @@ def _cells(raw: RawColumn, given: ColumnParams | None, rows: NDArray[np.int64]) 
     if kind == "ignore":  # counters are numbers, ids are categories
         has_text = (typed_column(raw, "number").states == BAD).any()
         kind = "category" if has_text else "number"
-    every = typed_column(raw, kind).cells
+    every = typed_column(raw, kind, given.map if given else {}).cells
     elsewhere = set(every.tolist()) - {*every[rows].tolist(), ""} if kind == "category" else set()
     return RawCells(raw.name, kind, every[rows], sorted(elsewhere))

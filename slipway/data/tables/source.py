@@ -143,7 +143,10 @@ def read_json_rows(
     """
     raw = read_table_of(data)
     rows = wanted_rows(raw, data, [column.name for column in types], wanted)
-    columns = [(column, typed_column(raw.columns[column.name], column.kind)) for column in types]
+    columns = [
+        (column, typed_column(raw.columns[column.name], column.kind, column.map))
+        for column in types
+    ]
     digests, _ = row_digests(identified_columns(raw), rows)
     for row, digest in zip(rows.tolist(), digests, strict=True):
         cells = {column.name: json_cell(column, typed, row) for column, typed in columns}

@@ -15,6 +15,17 @@ def test_spellings_of_one_word_are_mapped_to_the_most_frequent_one() -> None:
     }
 
 
+def test_whole_numbers_are_one_class_with_and_without_a_decimal_point() -> None:
+    counts = {"0": 9, "0.0": 20, "1.0": 5, "1": 4, "1.00": 1, "1.5": 3, "01": 2, "v1.0": 1}
+    assert variants(counts) == {"0.0": "0", "1.0": "1", "1.00": "1"}
+
+
+def test_a_minus_is_no_hyphen_between_words() -> None:
+    assert variants({"-1": 50, "1": 50, "-1.5 °C": 9, "1.5 °C": 9, "a-1": 3, "a 1": 4}) == {
+        "a-1": "a 1"
+    }
+
+
 def test_the_proposed_label_map_keeps_current_entries_and_quotes_yes_and_no() -> None:
     (hint,) = class_hints({"YES": 4, "yes": 5, "no": 5}, {"chat": "cat"})
     assert "'YES' (4 rows) and 'yes' (5)" in hint
@@ -39,6 +50,7 @@ def test_a_rare_name_close_to_a_frequent_one_may_be_misspelt() -> None:
     counts = {"setosa": 300, "setossa": 2, "virginica": 250, "class 1": 400, "class 2": 3}
     assert misspellings(counts) == {"setossa": "setosa"}
     assert misspellings({"setosa": 300, "setossa": 40}) == {}
+    assert misspellings({"heating;cooling": 90, "heating;coolin": 2, "heating": 80}) == {}
     hint = class_hints({"no": 90, "noo": 3, "No": 2}, {})[1]
     assert hint.startswith("classes that may be misspelt: 'noo' (3 rows) and 'no' (90)")
     pasted = yaml.safe_load(hint.partition("params.yaml:\n")[2])

@@ -71,10 +71,14 @@ def test_hints_propose_a_kind_for_codes_with_leading_zeros(tmp_path: Path) -> No
 
 
 def test_hints_name_categories_that_differ_only_in_spelling(tmp_path: Path) -> None:
-    (hint,) = hints(tmp_path, ["Paris", "paris", "Rome", "Rome"] * 20 + ["paris"])
-    assert hint == (
-        "column 'a' has values that differ only in spelling: 'Paris' (20 rows) and 'paris' (21)"
+    cells = ["Paris", "paris", "Rome", "Rome"] * 20 + ["paris"]
+    (hint,) = hints(tmp_path, cells)
+    assert hint.startswith(
+        "column 'a' has values that differ only in spelling: 'Paris' (20 rows) and 'paris' (21)."
     )
+    columns = pasted(hint)
+    assert columns == {"a": said("category", map={"Paris": "paris"}).model_dump()}
+    assert hints(tmp_path, cells, columns=columns) == []
 
 
 def test_hints_name_words_in_a_column_of_numbers_that_would_cost_rows(tmp_path: Path) -> None:

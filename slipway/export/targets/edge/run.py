@@ -144,6 +144,7 @@ def _cell(value: Any, column: Mapping[str, Any]) -> Any:
         return None
     if column["kind"] == "category" and is_text:
         text = value.strip()
+        text = column.get("map", {}).get(text, text)
         is_known = text in column["categories"] or takes_missing
         if len(text) > MAX_CATEGORY_LENGTH or not is_known:
             raise _refusal(column, repr(text[:80]))

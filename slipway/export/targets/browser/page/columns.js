@@ -61,6 +61,7 @@
     let cell;
     if (column.kind === "category" && typeof value === "string") {
       cell = strip(value);
+      if (Object.hasOwn(column.map ?? {}, cell)) cell = column.map[cell];
       if ([...cell].length > MAX_CATEGORY_LENGTH) refuse(column, "found a long text");
       if (!column.categories.includes(cell) && !takesMissing) refuse(column, `found '${cell}'`);
       return cell;
