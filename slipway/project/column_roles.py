@@ -105,7 +105,9 @@ class SampledColumn:
     @property
     def is_free_text(self) -> bool:
         """True if the column holds sentences: long texts that nearly all differ."""
-        if self.raw.stored != "text" or self.is_numeric or len(self.counts) < 0.3 * self.rows:
+        if self.raw.stored != "text" or self.is_numeric or not self.counts:
+            return False
+        if len(self.counts) < 0.3 * self.rows:
             return False
         texts = list(self.counts)[:1000]
         wide = sum(len(_WIDE.findall(text)) for text in texts)

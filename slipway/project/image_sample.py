@@ -38,12 +38,13 @@ def sample_images(images: Iterable[tuple[str, bytes]]) -> ImageSample:
         is_late = time.monotonic() - begin > _MOST_SECONDS
         if num_read == MOST_IMAGES or num_bytes > _MOST_BYTES or is_late:
             break
-    if 2 * len(unreadable) >= num_read:
+    if 2 * len(sizes) <= num_read:  # embedded images may all have one name
         shown = "".join(
             f"  {name}: {reason}\n" for name, reason in list(unreadable.items())[:_MAX_NAMED]
         )
+        num_bad = num_read - len(sizes)
         raise DataError(
-            f"{len(unreadable)} of {num_read} sampled files cannot be read as images:\n{shown}"
+            f"{num_bad} of {num_read} sampled files cannot be read as images:\n{shown}"
             "Expected photographs or drawings as JPEG, PNG, WebP, TIFF, BMP, GIF, HEIC or AVIF."
         )
     widths, heights = np.array(sizes).T

@@ -192,7 +192,12 @@ def _images(parts: Sequence[TablePart], raw: RawTable) -> tuple[str | None, Imag
             names = [field.name for field in schema if holds_bytes(field.type)]
             if names:
                 chosen = next((name for name in names if "im" in name.lower()), names[0])
-                return chosen, sample_images(_stored_images([part.path for part in parts], chosen))
+                stored = _stored_images([part.path for part in parts], chosen)
+                try:
+                    return chosen, sample_images(stored)
+                except DataError as error:
+                    advice = f"If the column {chosen!r} holds no images, write the table without it"
+                    raise DataError(f"{error} {advice}.") from error
     for name, column in raw.columns.items():
         if column.stored == "text" and _are_image_names(column.values):
             return name, sample_images(_named_images(parts, name, column))

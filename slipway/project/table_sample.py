@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipway.data.sources.formats.csv_files import START_CHARACTERS, find_csv_start
+from slipway.data.sources.formats.csv_files import START_CHARACTERS, csv_names, find_csv_start
 from slipway.data.sources.formats.json_lines import is_jsonl
 from slipway.data.sources.raw_tables import RawTable, join_tables, read_raw_table, stored_column
 from slipway.data.sources.shards import is_parquet, parquet_errors
@@ -102,6 +102,7 @@ def _sample_csv(path: Path, budget: int) -> TableSample:
     if size <= budget:  # the file itself, which an error then names
         raw = read_raw_table(path, written=TextFormat(encoding))
         return TableSample(raw, raw.num_read, True, encoding)
+    csv_names(path, encoding)  # its errors name the file, not the sample of it
     payload = _pieces(path, payload, size, budget, encoding)
     with tempfile.TemporaryDirectory() as folder:
         part = Path(folder, path.name)

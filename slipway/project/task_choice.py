@@ -74,6 +74,7 @@ def choose(
     if isinstance(chosen, Question):
         return chosen
     column, target_reason = chosen
+    _require_different_values(column)
     kind = _target_kind(column, inputs, task)
     if isinstance(kind, Question):
         return kind
@@ -102,6 +103,17 @@ def _target_kind(
             tuple(task_for(inputs, kind) for kind in kinds),
         )
     return kinds[0]
+
+
+def _require_different_values(target: SampledColumn) -> None:
+    if len(target.counts) < 2:
+        (value,) = [*target.counts] or [""]
+        fault = f"has one value, {value[:40]!r}, in every row" if target.counts else "is empty"
+        expected = "at least two different values" if target.counts else "a value in most rows"
+        raise ParamsError(
+            f"--target: the column {target.name!r} {fault}; expected {expected}. "
+            "Name another column with --target."
+        )
 
 
 def _several_columns(

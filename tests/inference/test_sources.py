@@ -102,7 +102,7 @@ def test_malformed_rows_of_a_csv_keep_their_place(tmp_path: Path) -> None:
         for position, fault in faults.items()
     ]
     assert [fault[:2] for fault in faults] == [(n, "malformed_row") for n in (0, 5, 6, 11)]
-    assert faults[0][2] == "2 columns, the header has 6"
+    assert faults[0][2] == "2 cells, the header names 6"
 
 
 def test_malformed_rows_far_into_a_csv_keep_their_place(

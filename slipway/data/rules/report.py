@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, NonNegativeInt
 
 from slipway.config.sections import CleanParams, DataParams
@@ -247,7 +247,7 @@ def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
     values[:] = given
     mean = float(values.mean())
     np.square(np.subtract(values, mean, out=squares), out=squares)
-    histogram = np.histogram(values, num_bins)[0].tolist()
+    histogram = bin_counts(values, num_bins, float(values.min()), float(values.max()))
     values.sort()
     names = ("min", "p25", "median", "p75", "max")
     quantiles = np.quantile(values, [0, 0.25, 0.5, 0.75, 1], overwrite_input=True).tolist()
@@ -257,3 +257,12 @@ def target_summary(targets: ArrayLike, num_bins: int = 30) -> TargetSummary:
         std=float(np.sqrt(squares.mean())),
         histogram=histogram,
     )
+
+
+def bin_counts(values: NDArray[np.float64], num_bins: int, low: float, high: float) -> list[int]:
+    """Count (N,) finite numbers in bins of equal width between `low` and `high`."""
+    edges = np.linspace(low, high, num_bins + 1)
+    if not (np.diff(edges) > 0).all():  # float64 has too few numbers between such large ones
+        values, low, high = values - low, 0.0, high - low
+    counts: list[int] = np.histogram(values, num_bins, (low, high))[0].tolist()
+    return counts

@@ -17,7 +17,8 @@ import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
 from slipway.data.sources.annotations import annotate
-from slipway.data.sources.formats.csv_files import csv_start, find_csv_start, wrong_width
+from slipway.data.sources.formats.csv_files import csv_header, csv_start, find_csv_start
+from slipway.data.sources.formats.csv_widths import wrong_width
 from slipway.data.sources.formats.json_lines import (
     JSON_LINES,
     NOT_AN_OBJECT,
@@ -146,7 +147,8 @@ def _check_image_type(path: Path, column: str, found: pa.DataType) -> None:
 
 def _csv_rows(path: Path, data: DataParams) -> Iterator[_Row]:
     encoding = "utf-8-sig" if is_utf8(data.encoding) else data.encoding
-    num_lines, _, delimiter = find_csv_start(csv_start(path, data.encoding).decode())
+    start, _ = csv_header(path, csv_start(path, data.encoding), data.encoding)
+    num_lines, _, delimiter = start
     with path.open(newline="", encoding=encoding) as file:
         lines = itertools.islice(file, num_lines, None)
         reader = csv.reader(lines, delimiter=delimiter, strict=True)

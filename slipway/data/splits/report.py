@@ -2,11 +2,11 @@
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from slipway.data.engine.rows import SPLITS
+from slipway.data.rules.report import bin_counts
 from slipway.data.splits.leakage import leak_report
 from slipway.data.splits.split import Split, count_classes, count_rows
 
@@ -78,7 +78,7 @@ def _describe(table: pa.Table, name: str, classes: dict[str, list[int]]) -> dict
             "std": float(targets.std()),
             "low": low,  # lowest value over the rows of all splits, like `high`
             "high": high,
-            "histogram": np.histogram(targets, _NUM_BINS, (low, high))[0].tolist(),
+            "histogram": bin_counts(targets, _NUM_BINS, low, high),
         }
     return described
 

@@ -69,15 +69,15 @@ def column_type(
 
 def infer(raw: RawColumn) -> ColumnGuess:
     """Infer the kind of a column from its distinct cells."""
+    counts = rows_of_cells(raw)
+    present = int(counts[~is_missing(raw)].sum())
+    if raw.stored == "other" and raw.arrow_type != "null":
+        return ColumnGuess(raw.name, "ignore", f"its type {raw.arrow_type} is not supported")
+    if not present:
+        return ColumnGuess(raw.name, "ignore", "it is empty: no row has a value")
     if is_row_index(raw.name):
         reason = "its name is that of a row index, added by the program that wrote the file"
         return ColumnGuess(raw.name, "ignore", reason)
-    if raw.stored == "other":
-        return ColumnGuess(raw.name, "ignore", f"its type {raw.arrow_type} is not supported")
-    counts = rows_of_cells(raw)
-    present = int(counts[~is_missing(raw)].sum())
-    if not present:
-        return ColumnGuess(raw.name, "ignore", "it has no values")
     if raw.stored == "boolean":
         return ColumnGuess(raw.name, "boolean", "")
     if raw.stored == "number":

@@ -47,7 +47,7 @@ def test_an_error_in_a_csv_after_comments_names_the_line_of_the_file(tmp_path: P
 
 def test_a_duplicate_column_name_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("image,label,label\na,b,c\n")
-    with pytest.raises(DataError, match="'label' occurs 2 times"):
+    with pytest.raises(DataError, match="'label' 2 times"):
         read(tmp_path / "a.csv")
 
 

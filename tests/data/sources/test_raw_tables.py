@@ -43,8 +43,8 @@ def test_stripped_column_names_must_be_unique(tmp_path: Path) -> None:
 def test_csv_rows_of_a_wrong_length_are_reported_and_the_others_are_read(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", 'a,b\n"1\n1",2\n3\n\n4,5\n6,7,8\n9,10\n'))
     assert table.malformed == [
-        (1, "1 columns, the header has 2"),
-        (3, "3 columns, the header has 2"),
+        (1, "1 cells, the header names 2"),
+        (3, "3 cells, the header names 2"),
     ]
     assert table.numbers.tolist() == [0, 2, 4]
     assert cells(table.columns["b"]) == ["2", "5", "10"]
@@ -64,7 +64,7 @@ def test_bytes_that_are_not_utf8_affect_only_their_cell(tmp_path: Path) -> None:
 
 def test_a_malformed_row_that_is_not_utf8_is_reported(tmp_path: Path) -> None:
     table = read_raw_table(write_csv(tmp_path / "t.csv", b"a,b\n1,\xff,3\n2,x\n"))
-    assert table.malformed == [(0, "3 columns, the header has 2")]
+    assert table.malformed == [(0, "3 cells, the header names 2")]
     assert table.numbers.tolist() == [1]
 
 

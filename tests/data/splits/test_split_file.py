@@ -124,7 +124,7 @@ def test_an_image_that_clean_refused_may_be_missing_from_the_split_file_or_in_it
         ("path,split\na,train\nb,test\na,train\n", "1 names are listed more than once: 'a'"),
         ("path,split\na,train\nb,\nc,dev set\n", "another split than train, val or test: 'b', 'c'"),
         ("path,split\n,train\n", "1 lines name no row: 0"),
-        ("path,split\na,train,b\n", "1 lines are malformed: 'line of row 0, 3 columns, "),
+        ("path,split\na,train,b\nb,val\n", "1 lines are malformed: 'line of row 0, 3 cells, "),
         ("path,part\na,train\n", "it has the columns path, part"),
         ("path,split,label\na,train,b\n", "it has the columns path, split, label"),
         ("split\ntrain\n", "it has the columns split"),

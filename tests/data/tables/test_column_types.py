@@ -38,7 +38,7 @@ def test_the_kind_of_a_column_is_inferred_from_nearly_all_of_its_cells(
 @pytest.mark.parametrize(
     ("cells", "reason"),
     [
-        (["", "NA"], "it has no values"),
+        (["", "NA"], "it is empty: no row has a value"),
         ([f"id {number}" for number in range(50)], "ids or free text: 50 different values"),
         (["x" * 300, "y" * 300], "free text: 2 cells"),
         ([str(number) for number in range(100, 150)], "counts the rows from 100 to 149"),

@@ -13,6 +13,7 @@ All readers of CSV files find the header here. They differ in what they need of 
 The first two parse with `open_rows`, the others with Python's `csv`.
 """
 
+import contextlib
 import csv
 import io
 import re
@@ -25,6 +26,7 @@ import pyarrow as pa
 import pyarrow.csv
 
 from slipway.data.engine.scratch import store_bytes, store_table
+from slipway.data.sources.formats.csv_widths import Header, require_fitting_rows, wrong_width
 from slipway.data.sources.shards import check_names
 from slipway.data.sources.text_format import NOT_UTF8, as_utf8, remedy, utf8_blocks
 from slipway.system.errors import DataError
@@ -98,8 +100,9 @@ def csv_header(path: Path, payload: bytes, encoding: str) -> tuple[CsvStart, lis
     start = find_csv_start(payload[:START_CHARACTERS].decode(errors="replace"))
     lines = io.TextIOWrapper(io.BytesIO(payload), encoding="utf-8", newline="")
     lines.seek(start.num_bytes)
+    reader = csv.reader(lines, delimiter=start.delimiter)
     try:
-        names = next(row for row in csv.reader(lines, delimiter=start.delimiter) if row)
+        names = next(row for row in reader if row)
     except (csv.Error, StopIteration) as error:
         raise _unreadable_csv(path, error) from error
     if any(NOT_UTF8 in name for name in names):
@@ -107,8 +110,23 @@ def csv_header(path: Path, payload: bytes, encoding: str) -> tuple[CsvStart, lis
             f"data.path {str(path)!r} has a header that is not {encoding.upper()}: "
             f"{', '.join(names)[:200]}. {remedy(path)}"
         )
+    line_end = "\r\n" if b"\r\n" in payload else "\n"
+    header = Header(names, start.num_lines + reader.line_num, start.delimiter, line_end)
+    is_cut = len(payload) >= START_CHARACTERS or payload.count(b'"') % 2 == 1
+    require_fitting_rows(path, header, _readable_rows(reader, is_cut=is_cut))
     check_names(path, [name.strip() for name in names])
     return start, names
+
+
+def _readable_rows(reader: Iterator[list[str]], *, is_cut: bool) -> Iterator[list[str]]:
+    """Yield the rows up to one that `csv` cannot read, without the last one if it `is_cut`."""
+    waiting: list[str] = []
+    with contextlib.suppress(csv.Error):
+        for row in reader:
+            yield waiting
+            waiting = row
+        if not is_cut:
+            yield waiting
 
 
 def csv_names(path: Path, encoding: str) -> list[str]:
@@ -195,11 +213,6 @@ def open_rows(
             strings_can_be_null=False,
         ),
     )
-
-
-def wrong_width(num_cells: int, num_columns: int) -> str:
-    """Describe a row with too many or too few cells."""
-    return f"{num_cells} columns, the header has {num_columns}"
 
 
 def _parse(
