@@ -220,6 +220,8 @@ class RuleParams(ParamsSection):
     """
 
     near_duplicate: Action  # flag: its cluster stays in one split; refuse: one row per cluster
+    # Equal rows of a table without ids. flag: all are kept, in one split; refuse: one is kept.
+    duplicate_row: Action = "flag"
     conflicting_label: Action  # equal images or rows with different classes or targets
     unknown_label: Action  # a label that is not in data.classes
     wrong_extension: Action

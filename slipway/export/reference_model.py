@@ -170,10 +170,10 @@ def _batches(
 def _readable(
     rows: Iterable[tuple[str, str | None, Any]], test: PackedSplit, read: Callable[[Any], Any]
 ) -> Iterator[tuple[int, Any]]:
-    """Yield position and input of each raw row (source, id, content) that `read` accepts."""
+    """Yield position and input of each raw row (source, digest, content) that `read` accepts."""
     positions = RawRowPositions(test.ids, test.sources)
-    for source, row_id, content in rows:
-        position = positions.take(source, row_id)
+    for source, digest, content in rows:
+        position = positions.take(source, digest)
         with contextlib.suppress(CellError, ImageError):
             yield position, read(content)
     positions.check_all_taken()

@@ -26,7 +26,7 @@ from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
 from slipway.artifacts.locations import BUNDLE, CERTIFICATE, PACKED
 from slipway.artifacts.signature import SIGNATURE, sign, signing_key, verify_by_any
-from slipway.data.engine.rows import read_table, write_table
+from slipway.data.engine.rows import content_of, read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.export.certification.bill_of_materials import BILL, bill_of_materials, undeclared
 from slipway.export.certification.statement import STATEMENT, statement_of
@@ -136,6 +136,8 @@ def read_known_rows(
 ) -> tuple[NDArray[np.bool_] | None, str]:
     """Find those of the test rows `ids` on which the reference model was trained or selected.
 
+    It also knows a row if it was trained on another row with the same content.
+
     Returns:
         A mask, or None if its rows are unknown; and a remark in words.
 
@@ -144,8 +146,8 @@ def read_known_rows(
     """
     record = _read_record(bundle)
     if record is not None and record.rows_digest is not None:
-        known = _read_ids(bundle.root / ROWS, record.rows_digest)
-        mask = np.array([row_id in known for row_id in ids])
+        known = set(map(content_of, _read_ids(bundle.root / ROWS, record.rows_digest)))
+        mask = np.array([content_of(row_id) in known for row_id in ids])
         return mask, f"it knows {int(mask.sum())} of {len(ids)} test rows, according to {ROWS}"
     if _is_made_from(bundle, packed):
         remark = "it was made from the same packed rows, so the test rows are new to it"
@@ -185,10 +187,11 @@ def _read_record(bundle: LoadedBundle) -> Release | None:
     return record
 
 
-def _read_ids(path: Path, sha256: str) -> set[str]:
+def _read_ids(path: Path, sha256: str) -> list[str]:
     if not path.is_file() or files.sha256_file(path) != sha256:
         raise IntegrityError(
             f"{path} is missing or was altered since the release. "
             "Release again, or copy the whole folder again."
         )
-    return set(read_table(path, _SCHEMA)["id"].to_pylist())
+    ids: list[str] = read_table(path, _SCHEMA)["id"].to_pylist()
+    return ids

@@ -375,6 +375,7 @@ class _Draft:
     def _table_cells(self) -> None:
         self._numbers()
         self._categories()
+        self.set("clean.rules.conflicting_label", "flag")  # that is what a probability describes
         if self.notation.words:
             words = list(self.notation.words)
             self.set("data.missing_values", words, "they occur among numbers or dates")

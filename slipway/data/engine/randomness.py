@@ -15,8 +15,14 @@ _GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
 def id_keys(ids: Sequence[str]) -> NDArray[np.uint64]:
-    """Return the keys (N,) uint64 of samples: the first 16 hexadecimal digits of each id."""
-    return np.array([int(sample_id[:16], 16) for sample_id in ids], dtype=np.uint64)
+    """Return the keys (N,) uint64 of samples: the first 16 hexadecimal digits of each id.
+
+    The k-th of equal rows, whose id ends in "-k", has a key of its own.
+    """
+    keys = np.array([int(sample_id[:16], 16) for sample_id in ids], dtype=np.uint64)
+    numbers = (sample_id.partition("-")[2] for sample_id in ids)
+    steps = np.array([int(number or 1) - 1 for number in numbers], dtype=np.uint64)
+    return keys ^ np.where(steps > 0, _mix(steps), np.uint64(0))
 
 
 def uniform(seed: int, epoch: int, keys: NDArray[np.uint64], stream: str) -> NDArray[np.float64]:

@@ -18,7 +18,7 @@ from slipway.system.contract import Record, parse_record
 from slipway.system.errors import SchemaError
 
 SPLITS = ("train", "val", "test")
-ID_DIGITS = 32  # a row's id is the beginning of its SHA-256 in hex
+ID_DIGITS = 32  # a row's id begins with so many digits of its SHA-256 in hex, see `row_ids`
 _GROUP_ROWS = 1 << 17  # rows of a Parquet file that are in memory while it is written
 # The two hex digits of each byte.
 _HEX_DIGITS = np.frombuffer(bytes(range(256)).hex().encode(), np.uint8).reshape(256, 2)
@@ -30,7 +30,8 @@ def _required(name: str, kind: pa.DataType) -> pa.Field:
 
 ROWS = pa.schema(
     [
-        # The first 32 hex digits of sha256, so independent of machines and file names.
+        # The first 32 hex digits of sha256, so independent of machines and file names. The second
+        # of equal rows of a table has "-2" appended, the third "-3", and so on.
         _required("id", pa.string()),
         _required("source", pa.string()),  # path inside the data set, or row number
         pa.field("label", pa.string()),  # null for a numeric target
@@ -95,6 +96,25 @@ def hex_strings(digests: NDArray[np.uint8]) -> pa.Array:
     offsets = np.arange(num_rows + 1, dtype=np.int32) * 2 * num_bytes
     digits = pa.py_buffer(_HEX_DIGITS[digests])
     return pa.StringArray.from_buffers(num_rows, pa.py_buffer(offsets), digits)
+
+
+def row_ids(digests: NDArray[np.uint8], numbers: NDArray[np.int64] | None = None) -> pa.Array:
+    """Return the ids of rows with these digests, (N, B) uint8.
+
+    `numbers` (N,) counts equal rows from 1; None if all rows differ. The first of equal rows has
+    the plain digest as its id, the third one `DIGEST-3`.
+    """
+    plain = hex_strings(digests[:, : ID_DIGITS // 2])
+    if numbers is None or (numbers == 1).all():
+        return plain
+    texts = pa.array(numbers).cast(pa.string())
+    numbered = pc.binary_join_element_wise(plain, texts, "-")
+    return pc.if_else(pa.array(numbers > 1), numbered, plain)
+
+
+def content_of(row_id: str) -> str:
+    """Return the part of an id that equal rows share: the beginning of the content's digest."""
+    return row_id[:ID_DIGITS]
 
 
 def write_table(path: Path, table: pa.Table, schema: pa.Schema) -> None:

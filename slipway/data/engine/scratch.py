@@ -138,7 +138,7 @@ def distinct_texts(chunks: Sequence[pa.Array]) -> tuple[pa.Array, Rows]:
         cells = chunk.cast(pa.binary()).to_pylist()
         found = b"".join(_NULL if cell is None else _digest(cell) for cell in cells)
         digests[begin : begin + len(chunk)] = np.frombuffer(found, np.uint64).reshape(-1, 2)
-    firsts = _first_equal_rows(digests)
+    firsts = first_equal_rows(digests)
     numbers = scratch_array((len(firsts) + 1,), np.int64)  # numbers of the distinct texts
     offsets = scratch_array((len(firsts) + 1,), np.int32)
     numbers[-1], offsets[0], count = -1, 0, 0
@@ -169,7 +169,7 @@ def _digest(content: bytes) -> bytes:
     return hashlib.blake2b(content, digest_size=len(_NULL)).digest()
 
 
-def _first_equal_rows(digests: Keys) -> Rows:
+def first_equal_rows(digests: Keys) -> Rows:
     """Return the first row with equal digests for each row of `digests` (N, 2): (N,)."""
     firsts = scratch_array((len(digests),), np.int64)
     order = order_by(digests[:, 0], digests[:, 1])

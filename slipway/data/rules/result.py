@@ -48,6 +48,8 @@ class Cleaned:
         if num_unlabelled:
             counts += f", without a target {num_unlabelled}"
         summary = f"{counts}, duplicates {num_duplicates}, see {' and '.join(map(str, reports))}"
+        if kept := self._kept_repeats():
+            summary += f"\nkept and flagged: {kept}"
         if named := self._named_refused():
             summary += f"\nrefused: {named}"
         is_leak = pc.match_substring(self.quarantine["detail"], rules.IN_ANOTHER_SPLIT)
@@ -58,6 +60,12 @@ class Cleaned:
             f"{summary}\ncopies of rows in another given split: {num_leaks}; "
             "the copy in test, else in val, is kept"
         )
+
+    def _kept_repeats(self) -> str:
+        """List the numbers of kept rows that equal another one, or contradict it."""
+        found = pc.value_counts(self.flagged["rule"])
+        counts = {count["values"].as_py(): count["counts"].as_py() for count in found}
+        return ", ".join(f"{counts[rule]} {rule}" for rule in rules.REPEATS if rule in counts)
 
     def _named_refused(self) -> str:
         """List the first refused samples with their rules; duplicates come last."""

@@ -64,7 +64,8 @@ TABLE_RULES = _ANNOTATION_RULES | {
     ),
     "constant_column": "a column with one value only",
     "duplicate_column": "a column equal to one before it",
-    "exact_duplicate": "the same row again; one of them is kept",
+    "exact_duplicate": "the same row again, with the same id; one of them is kept",
+    "duplicate_row": "the same row again, in a table without ids; they stay in one split",
     "conflicting_label": "the same inputs under different classes",
     "conflicting_target": "the same inputs with different numbers",
     "near_duplicate": "the same inputs; they stay in one split, or one of them is kept",
@@ -95,10 +96,13 @@ TEXT_RULES = _ANNOTATION_RULES | {
     ),
     "near_conflict": "nearly the same text as one of another class",
 }
+# Rules of rows that are another case, although they repeat the inputs of one.
+REPEATS = ("duplicate_row", "conflicting_label", "conflicting_target")
 # Ends the detail of a copy that leaks between given splits.
 IN_ANOTHER_SPLIT = ", which is in the given split "
 NO_TARGET = ("missing_label", "missing_target")  # rows to predict rather than to learn from
-DUPLICATES = ("exact_duplicate", "near_duplicate")  # usable rows that are already present
+# Usable rows that are already present.
+DUPLICATES = ("exact_duplicate", "duplicate_row", "near_duplicate")
 _OF_CHECKSUMS = ("digest_mismatch", "not_listed")
 _NO_CHECKSUMS = (
     "data.checksums is null: a flipped byte that still decodes stays undetected, "

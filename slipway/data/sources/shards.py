@@ -169,10 +169,13 @@ def _split_of_shard(shard: Path) -> str | None:
     return named_split(match["name"]) if match else None
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return up to `MAX_SHOWN` names as one text, such as "a, b, c and 5 more"."""
+def listed(names: Sequence[str], num_names: int | None = None) -> str:
+    """Return up to `MAX_SHOWN` names as one text, such as "a, b, c and 5 more".
+
+    `num_names` is the number of all names, if `names` has only the first ones.
+    """
     shown = ", ".join(names[:MAX_SHOWN])
-    num_others = len(names) - MAX_SHOWN
+    num_others = (len(names) if num_names is None else num_names) - MAX_SHOWN
     return f"{shown} and {num_others} more" if num_others > 0 else shown
 
 

@@ -1,10 +1,10 @@
 """Units: sets of rows that must stay in one split, and the key that draws each unit's split.
 
-Rows that share a group or a near-duplicate cluster form one unit, also along chains of groups and
-clusters. The members of a unit are the names of its groups, and the ids of its rows without a
-group. The unit's key is the member with the smallest hash. A new row therefore changes the key of a
-unit with k members only with probability 1 / (k + 1), and a row of a known group never does. If a
-row joins two units, the joint unit has the key of one of the two.
+Equal rows, and rows that share a group or a near-duplicate cluster, form one unit, also along
+chains of groups and clusters. The members of a unit are the names of its groups, and the digests of
+its rows without a group. The unit's key is the member with the smallest hash. A new row therefore
+changes the key of a unit with k members only with probability 1 / (k + 1), and a row of a known
+group never does. If a row joins two units, the joint unit has the key of one of the two.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.data.engine.randomness import id_keys, uniform
+from slipway.data.engine.rows import ID_DIGITS
 
 Int = NDArray[np.int64]
 
@@ -40,8 +41,9 @@ class Units:
 
 def find_units(rows: pa.Table, seed: int) -> Units:
     """Return the units of rows with the schema ROWS; the order of the rows has no influence."""
+    contents = pc.utf8_slice_codeunits(rows["id"], 0, ID_DIGITS)  # the same for equal rows
     (ids, id_names), (groups, group_names), (clusters, cluster_names) = (
-        codes(rows[name]) for name in ("id", "group", "cluster")
+        codes(column) for column in (contents, rows["group"], rows["cluster"])
     )
     first_group, first_cluster = len(id_names), len(id_names) + len(group_names)
     grouped, clustered = groups >= 0, clusters >= 0

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.sections import CleanParams, DataParams
-from slipway.data.engine.rows import ID_DIGITS, ROWS, hex_strings
+from slipway.data.engine.rows import ROWS, hex_strings, row_ids
 from slipway.data.engine.scratch import (
     each_true,
     numbers_of,
@@ -43,7 +43,12 @@ from slipway.data.tables.cells import (
 from slipway.data.tables.clean_files import CELL_TYPES, ID_COLUMN, cell_schema
 from slipway.data.tables.column_rules import apply_column_rules
 from slipway.data.tables.column_types import ColumnGuess, column_type, column_types, columns_yaml
-from slipway.data.tables.duplicate_rows import apply_equal_input_rules, refuse_duplicates
+from slipway.data.tables.duplicate_rows import (
+    apply_duplicate_rules,
+    apply_equal_input_rules,
+    number_equal_rows,
+    refuse_duplicates,
+)
 from slipway.data.tables.hints import table_hints, written_notes
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.source import first_table, identified_columns, is_out_of_range
@@ -112,7 +117,7 @@ def clean_table(raw: RawTable, data: DataParams, clean: CleanParams) -> CleanedT
     kept = [column for column in inputs if column.type.name not in dropped]
     if not kept:
         raise DataError(_no_inputs(dropped))
-    order, rows = _compare(raw, clean, kept, annotations, ledger)
+    order, rows = _compare(raw, data, clean, kept, annotations, ledger)
     used = {*data.target_columns, *(column.type.name for column in kept)}
     types = [
         column_type(guess, data.columns.get(guess.name))
@@ -283,17 +288,28 @@ def find_outliers(
 
 def _compare(
     raw: RawTable,
+    data: DataParams,
     clean: CleanParams,
     inputs: Sequence[_Input],
     annotations: Annotations,
     ledger: Ledger,
 ) -> tuple[NDArray[np.int64], pa.Table]:
     """Apply the rules for duplicates; return the remaining row numbers by id, and their ROWS."""
-    digests, num_bytes = compare_whole_rows(raw, annotations, ledger)
+    alive = true_rows(ledger.alive)
+    found, num_bytes = row_digests(identified_columns(raw), alive)
+    may_be_ids = [raw.columns[name] for name in input_names(raw, data) if not _is_input(name, data)]
+    splits = annotations.given_splits
+    apply_duplicate_rules(found, alive, may_be_ids, clean.rules, ledger, splits)
+    digests = digests_by_row(found, alive, ledger)
     keys = [column.keys for column in inputs]
     clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
-    order = rows_by_id(digests, ledger)
-    return order, kept_rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
+    order, numbers = number_equal_rows(rows_by_digest(digests, ledger), digests, annotations)
+    return order, kept_rows(raw, order, digests, clusters, num_bytes, annotations, ledger, numbers)
+
+
+def _is_input(name: str, data: DataParams) -> bool:
+    """Return True if the user says that the column is an input, and so holds no ids."""
+    return name in data.columns and data.columns[name].kind != "ignore"
 
 
 def compare_whole_rows(
@@ -305,15 +321,22 @@ def compare_whole_rows(
     """
     alive = true_rows(ledger.alive)
     found, num_bytes = row_digests(identified_columns(raw), alive)
-    digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
-    for part in slices(len(alive)):
-        digests[alive[part]] = found[part]
     refuse_duplicates(found, alive, ledger, annotations.given_splits)
-    return digests, num_bytes
+    return digests_by_row(found, alive, ledger), num_bytes
 
 
-def rows_by_id(digests: NDArray[np.uint8], ledger: Ledger) -> NDArray[np.int64]:
-    """Return the numbers of the rows that no rule refuses, in the order of their ids."""
+def digests_by_row(
+    found: NDArray[np.uint8], rows: NDArray[np.int64], ledger: Ledger
+) -> NDArray[np.uint8]:
+    """Return the digests `found` of some `rows` by row, (N, DIGEST_BYTES)."""
+    digests = scratch_array((len(ledger.alive), DIGEST_BYTES), np.uint8)
+    for part in slices(len(rows)):
+        digests[rows[part]] = found[part]
+    return digests
+
+
+def rows_by_digest(digests: NDArray[np.uint8], ledger: Ledger) -> NDArray[np.int64]:
+    """Return the numbers of the rows that no rule refuses, in the order of their digests."""
     left = true_rows(ledger.alive)
     words = take(digests, left).view(">u8")  # (rows, 4), in the order of the hex digits
     return take(left, order_by(*words.T))
@@ -327,10 +350,12 @@ def kept_rows(
     num_bytes: int,
     annotations: Annotations,
     ledger: Ledger,
+    numbers: NDArray[np.int64] | None = None,
 ) -> pa.Table:
     """Return the rows with the numbers `order`, as a table with the schema ROWS.
 
-    `clusters` (N,) holds the first row of each row's cluster, or -1.
+    `clusters` (N,) holds the first row of each row's cluster, or -1. `numbers` are those of
+    `number_equal_rows`, None if no two rows are equal.
     """
     flags, corrections = _RowTexts(ledger.flags()), _RowTexts(ledger.corrections())
 
@@ -338,7 +363,7 @@ def kept_rows(
         for part in slices(len(order), WRITTEN_ROWS):
             rows = order[part]
             columns = {
-                "id": hex_strings(digests[rows, : ID_DIGITS // 2]),
+                "id": row_ids(digests[rows], None if numbers is None else numbers[part]),
                 "source": raw.sources(ledger.numbers[rows]),
                 "label": _taken(annotations.labels, rows),
                 "target": _taken(annotations.targets, rows),
@@ -348,7 +373,7 @@ def kept_rows(
                 "given_split": _taken(annotations.given_splits, rows),
                 "cluster": pc.if_else(
                     pa.array(clusters[rows] >= 0),
-                    hex_strings(digests[clusters[rows], : ID_DIGITS // 2]),
+                    row_ids(digests[clusters[rows]]),
                     pa.scalar(None, pa.string()),
                 ),
                 "width": pa.nulls(len(rows), pa.int32()),

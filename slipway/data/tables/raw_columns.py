@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from slipway.config.sections import ColumnParams, DataParams
-from slipway.data.engine.rows import ID_DIGITS, hex_strings
+from slipway.data.engine.rows import content_of, row_ids
 from slipway.data.sources.image_tables import missing_column
 from slipway.data.sources.raw_tables import RawColumn, stored_column
 from slipway.data.sources.sources import find_layout, table_in
@@ -106,8 +106,8 @@ def _raw_columns(
     # Ids of images and texts are digests of bytes that are not read here.
     if ids_from_cells and not num_changed:
         digests, _ = row_digests(identified_columns(raw), rows)
-        found = hex_strings(digests[:, : ID_DIGITS // 2]).to_pylist()
-        num_changed = sum(new != old for new, old in zip(found, ids, strict=True))
+        found = row_ids(digests).to_pylist()
+        num_changed = sum(new != content_of(old) for new, old in zip(found, ids, strict=True))
     if num_changed:
         raise IntegrityError(
             f"{data.path!r} changed since it was cleaned: {num_changed} rows are gone or differ. "

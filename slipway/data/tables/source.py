@@ -136,8 +136,9 @@ def identified_columns(raw: RawTable) -> list[RawColumn]:
 def read_json_rows(
     data: DataParams, types: Sequence[ColumnType], wanted: Collection[str]
 ) -> Iterator[tuple[str, str, JsonRow]]:
-    """Yield source, id and JSON object of each `wanted` source, in the order of the file.
+    """Yield source, digest and JSON object of each `wanted` source, in the order of the file.
 
+    The digest is the part of the row's id that `content_of` returns.
     Numbers are finite floats, categories text, booleans bool, dates ISO 8601 text. A cell that
     `clean` did not accept is null. Raises IntegrityError if a column or a wanted row is missing.
     """
@@ -175,9 +176,9 @@ def wanted_rows(
 def raw_rows(
     data: DataParams, contract: ColumnContract, wanted: set[str]
 ) -> Iterator[tuple[str, str, bytes]]:
-    """Yield source, id and JSON object of each row, in the form in which clients send rows."""
-    for source, row_id, row in read_json_rows(data, contract.columns, wanted):
-        yield source, row_id, json_row(row)
+    """Yield source, digest and JSON object of each row, in the form in which clients send rows."""
+    for source, digest, row in read_json_rows(data, contract.columns, wanted):
+        yield source, digest, json_row(row)
 
 
 def json_row(row: Mapping[str, Any]) -> bytes:

@@ -35,7 +35,7 @@ from slipway.data.tables.cleaning import (
     compare_whole_rows,
     find_outliers,
     kept_rows,
-    rows_by_id,
+    rows_by_digest,
 )
 from slipway.data.tables.duplicate_rows import apply_equal_input_rules
 from slipway.data.tables.ledger import Ledger
@@ -80,12 +80,12 @@ def clean_texts(data: DataParams, clean: CleanParams) -> CleanResult:
     keys = [take(column.keys, column.raw.codes) for column in columns]
     clusters = apply_equal_input_rules(keys, annotations, digests, clean.rules, ledger)
     apply_near_duplicate_rule(columns, clusters, digests, annotations, clean, ledger)
-    order = rows_by_id(digests, ledger)
+    order = rows_by_digest(digests, ledger)
     several = kind_of(data.task).target.several
     scripts = apply_script_rule(columns, order, clean, ledger)
     profile = profile_of(columns, order, scripts, annotations, several=several)
     apply_passage_rule(profile, columns, order, clean, ledger)
-    order = rows_by_id(digests, ledger)
+    order = rows_by_digest(digests, ledger)
     rows = kept_rows(raw, order, digests, clusters, num_bytes, annotations, ledger)
     cleaned = Cleaned(rows, ledger.quarantine(raw.malformed), raw.num_read, ledger.flagged_rows())
     lengths = num_characters(columns)

@@ -25,7 +25,7 @@ from slipway.data.engine.scratch import (
     true_rows,
 )
 from slipway.data.images.near_duplicates import DuplicatePairs, cluster_roots
-from slipway.data.tables.cleaning import rows_by_id
+from slipway.data.tables.cleaning import rows_by_digest
 from slipway.data.tables.ledger import Ledger
 from slipway.data.tables.targets import Annotations
 from slipway.data.texts.columns import TextColumn, joined_texts, num_characters
@@ -185,7 +185,7 @@ def _compared_rows(
     ledger: Ledger,
 ) -> NDArray[np.int64]:
     """Return the rows to compare, by id: one row of equal texts, and no short texts."""
-    rows = rows_by_id(digests, ledger)
+    rows = rows_by_digest(digests, ledger)
     lengths = num_characters(columns)
     is_compared = scratch_array((len(rows),), np.bool_)
     for part in slices(len(rows)):

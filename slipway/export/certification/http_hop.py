@@ -74,8 +74,8 @@ def payloads_of(found: Iterable[RawRow], rows: TestRows, content_type: str) -> I
         IntegrityError: a row is not the one that was packed, or is missing.
     """
     positions = RawRowPositions(rows.ids, rows.sources)
-    for source, row_id, content in found:
-        position = positions.take(source, row_id)
+    for source, digest, content in found:
+        position = positions.take(source, digest)
         yield RowPayload(position, rows.ids[position], content, content_type)
     positions.check_all_taken()
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from slipway.data.engine.rows import content_of
 from slipway.system.errors import IntegrityError
 
 
@@ -12,10 +13,13 @@ class RawRowPositions:
         self._ids = ids
         self._missing = {source: position for position, source in enumerate(sources)}
 
-    def take(self, source: str, row_id: str | None) -> int:
-        """Return the position of a raw row; raises IntegrityError if it changed since packing."""
+    def take(self, source: str, content: str | None) -> int:
+        """Return the position of a raw row, whose id begins with the digest `content`.
+
+        Raises IntegrityError if the row has changed since packing.
+        """
         position = self._missing.pop(source, None)
-        if position is None or self._ids[position] != row_id:
+        if position is None or content_of(self._ids[position]) != content:
             raise IntegrityError(
                 f"{source} changed since it was packed. "
                 "Run `slipway run`, which starts at the changed data."

@@ -13,11 +13,13 @@ from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.sources.raw_tables import read_raw_table
 from slipway.data.sources.samples import RawSample
 from slipway.data.sources.sources import read_samples, with_given_split
+from slipway.data.splits.split import split_rows
 from slipway.data.tables.cleaning import clean_table
 from slipway.data.tables.source import find_table
 from tests.data import raw_files
 from tests.data.pictures import CLEAN, cleaned_by, data_params, picture
 from tests.data.sources.split_folders import described, read, refusal, write_splits
+from tests.project_params import PROJECT
 
 THREE = {"train": "ab", "val": "ab", "test": "ab"}
 
@@ -234,25 +236,43 @@ def test_copies_inside_one_given_split_are_not_a_leak(tmp_path: Path) -> None:
     assert "another given split" not in cleaned.summary()
 
 
-def test_clean_keeps_the_test_copy_of_equal_rows_and_reports_the_leak(
+def test_clean_keeps_the_test_copy_of_rows_with_one_id_and_reports_the_leak(
     tmp_path: Path,
 ) -> None:
     rows = {
+        "id": [100 * row for row in range(30)],
         "a": [float(7 * row % 31) for row in range(30)],
         "target": [row * 5 % 29 for row in range(30)],
     }
     table = pa.table(rows)
     pq.write_table(table, tmp_path / "train-00000-of-00001.parquet")
     pq.write_table(
-        pa.concat_tables([table.slice(0, 2), pa.table({"a": [99.0], "target": [1]})]),
+        pa.concat_tables([table.slice(0, 2), pa.table({"id": [1], "a": [99.0], "target": [1]})]),
         tmp_path / "test-00000-of-00001.parquet",
     )
     data = raw_files.data_params(tmp_path)
     found = clean_table(read_raw_table(find_table(data)), with_given_split(data)[0], CLEAN).cleaned
     assert Counter(found.rows["given_split"].to_pylist()) == {"train": 28, "test": 3}
     assert [row["detail"] for row in found.quarantine.to_pylist()] == [
-        f"the same row as {row}, which is in the given split test" for row in range(2)
+        f"'id' repeats: the same row as {row}, which is in the given split test" for row in range(2)
     ]
+    assert "copies of rows in another given split: 2" in found.summary()
+
+
+def test_split_marks_equal_rows_of_a_table_that_are_in_two_given_splits(tmp_path: Path) -> None:
+    rows = {"a": [row % 7 for row in range(30)], "target": [row % 7 * 5 for row in range(30)]}
+    table = pa.table(rows)
+    pq.write_table(table, tmp_path / "train.parquet")
+    pq.write_table(table.slice(0, 2), tmp_path / "val.parquet")
+    pq.write_table(pa.table({"a": [99], "target": [1]}), tmp_path / "test.parquet")
+    data = raw_files.data_params(tmp_path)
+    found = clean_table(read_raw_table(find_table(data)), with_given_split(data)[0], CLEAN).cleaned
+    assert found.rows.num_rows == 33
+    split = split_rows(found.rows, PROJECT.split, seed=0)
+    assert split.way == "given"
+    assert split.leaks.shared["sha256"]["train/val"].values == 2
+    leaked = split.rows.filter(split.rows["leaked"])
+    assert leaked["split"].to_pylist() == ["val", "val"]
 
 
 def test_the_split_of_shards_is_not_an_input_and_does_not_change_row_ids(tmp_path: Path) -> None:

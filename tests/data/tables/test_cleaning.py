@@ -201,15 +201,6 @@ def test_group_time_weight_and_split_are_read_but_are_not_inputs(tmp_path: Path)
     assert sorted(rules) == ["bad_split", "bad_time", "bad_weight", "missing_group"]
 
 
-def test_one_of_several_equal_rows_is_kept(tmp_path: Path) -> None:
-    path = numbered_csv(tmp_path / "t.csv")
-    lines = path.read_text().splitlines()
-    path.write_text("\n".join([*lines, lines[5]]) + "\n")
-    table = cleaned(data_params(path))
-    assert refusals(table) == {"30": ("exact_duplicate", "the same row as 4")}
-    assert table.cleaned.num_bad == 0
-
-
 @pytest.mark.parametrize(("action", "kept"), [("refuse", 29), ("flag", 31), (None, 31)])
 def test_equal_inputs_with_different_numeric_targets_follow_the_conflict_rule(
     tmp_path: Path, action: str, kept: int
