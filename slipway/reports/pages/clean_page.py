@@ -46,8 +46,8 @@ _MAX_CLASSES = 50
 _SEVERITIES = {
     "flag": "flagged, and kept",
     "error": "refused",
-    "duplicate": "refused duplicates",
-    "unlabelled": "without a target, set aside",
+    "duplicate": "left out, not bad",
+    "unlabelled": "left out, not bad",
 }
 _SIZES = {
     "width": "pixels of width",
@@ -129,7 +129,8 @@ def _rule_bars(report: CleanReport) -> Html:
         BarGroup(name, {_SEVERITIES[rule.severity]: rule.count}, f"{rule.count:,}")
         for name, rule in rules
     ]
-    drawn = bar_groups(groups, list(_SEVERITIES.values()), "Rows that broke each rule")
+    series = list(dict.fromkeys(_SEVERITIES.values()))
+    drawn = bar_groups(groups, series, "Rows that broke each rule")
     return section("Rules", drawn)
 
 

@@ -50,6 +50,13 @@ def report(**changes: Any) -> CleanReport:
     return CleanReport.model_validate(values | changes)
 
 
+def test_the_clean_page_counts_rows_without_a_target_apart_from_bad_ones() -> None:
+    refused = {"missing_label": rule(300, "unlabelled"), "truncated": rule(70)}
+    text = clean_page(report(refused=refused), {})
+    for words in ("missing_label", "without a target", "300", "10.00% of those read"):
+        assert words in text
+
+
 def test_the_clean_page_shows_every_count() -> None:
     text = clean_page(report(), {})
     for words in (
@@ -105,7 +112,7 @@ def test_the_clean_page_draws_a_bar_for_each_rule() -> None:
     text = clean_page(report(), {})
     assert re.findall(r'width:([\d.]+)%" title="([^"]+)"', text) == [
         ("100.0", "refused: 60"),
-        ("66.7", "refused duplicates: 40"),
+        ("66.7", "left out, not bad: 40"),
         ("20.0", "flagged, and kept: 12"),
     ]
     assert "Rows that broke each rule" not in clean_page(report(refused={}, flagged={}), {})
