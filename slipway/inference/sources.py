@@ -25,7 +25,15 @@ from numpy.typing import NDArray
 from slipway.data.sources.formats.csv_files import CsvForm, csv_header, open_rows
 from slipway.data.sources.formats.json_lines import NOT_AN_OBJECT, cells_of, is_jsonl, json_record
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TABLES
-from slipway.data.sources.shards import parquet_errors, table_files
+from slipway.data.sources.raw_tables import cells_as, shard_schema
+from slipway.data.sources.samples import visible_entries
+from slipway.data.sources.shards import (
+    check_shards,
+    is_csv,
+    is_parquet,
+    parquet_errors,
+    table_files,
+)
 from slipway.data.sources.text_folders import read_text_file
 from slipway.data.sources.text_format import NumberMarks, TextFormat, as_utf8, is_utf8, remedy
 from slipway.inference.images import ImageReader
@@ -169,7 +177,7 @@ def _fault_of(future: Future[Any]) -> RowFault | None:
 
 
 class RowFile(ABC, Generic[RowContract]):
-    """The rows of a CSV, a Parquet file, a folder of Parquet shards, or JSON lines."""
+    """The rows of a CSV or Parquet file, a folder of shards of one of them, or JSON lines."""
 
     piece_rows = 8192
 
@@ -178,10 +186,13 @@ class RowFile(ABC, Generic[RowContract]):
         paths = table_files(path)
         if not paths or (not path.is_dir() and path.suffix.lower() not in TABLES):
             raise DataError(
-                f"{str(path)!r} is not a table, expected {TABLE_ENDINGS}, or a folder of .parquet."
+                f"{str(path)!r} is not a table, expected {TABLE_ENDINGS}, or a folder of .parquet "
+                "or .csv files."
             )
         if not paths[0].is_file():
             raise DataError(f"{str(path)!r} does not exist, expected {TABLE_ENDINGS}.")
+        if len(paths) > 1:
+            check_shards(paths, written.encoding)
         self._contract: RowContract = contract
         self._written: TextFormat = written
         self.num_rows: int | None = None
@@ -189,14 +200,16 @@ class RowFile(ABC, Generic[RowContract]):
         if is_jsonl(path):
             self.schema = pa.schema([(JSON_ROW, pa.string())])
             self._tables = partial(_json_rows, path, names, written.marks)
-        elif path.suffix.lower() == ".csv":
-            csv_file = _CsvFile(path, written.encoding)
-            self.schema, self._tables = csv_file.schema, csv_file.rows
+        elif is_csv(paths[0]):
+            csv_files = [_CsvFile(part, written.encoding) for part in paths]
+            self.schema = csv_files[0].schema
+            self._tables = partial(_csv_rows, csv_files)
         else:
             with parquet_errors(path):
-                self.schema = pq.read_schema(paths[0]).remove_metadata()
+                one = pq.read_schema(paths[0]).remove_metadata()
+                self.schema = one if len(paths) == 1 else shard_schema(paths)
                 self.num_rows = sum(pq.read_metadata(part).num_rows for part in paths)
-            self._tables = partial(_parquet_rows, paths, self.schema)
+            self._tables = partial(_parquet_rows, paths, self.schema, written.marks)
         if not is_jsonl(path):
             require_columns(self.schema.names, names)
         self.identity = files.digest_json([files.sha256_file(part) for part in paths])
@@ -324,10 +337,17 @@ class TextFiles:
 
 def text_source(contract: TextContract, path: Path, written: TextFormat) -> FileSource:
     """Return the source of a table's texts, or of a folder's files. Raises DataError for none."""
-    is_table = path.suffix.lower() in TABLES or (path.is_dir() and bool(table_files(path)))
-    if is_table or not path.exists():
+    if path.suffix.lower() in TABLES or _is_folder_of_shards(path) or not path.exists():
         return TextFile(contract, path, written)
     return TextFiles(contract, path, written)
+
+
+def _is_folder_of_shards(path: Path) -> bool:
+    """Return True unless it is a folder of texts, beside which a CSV may lie."""
+    shards = table_files(path) if path.is_dir() else []
+    return any(map(is_parquet, shards)) or (
+        bool(shards) and len(shards) == len(visible_entries(path))
+    )
 
 
 def _cell_fault(error: CellError) -> RowFault:
@@ -340,19 +360,26 @@ class _Rows(NamedTuple):
     malformed: Mapping[int, str]  # what was found in place of a row, by position
 
 
-def _parquet_rows(paths: Sequence[Path], schema: pa.Schema, size: int) -> Iterator[_Rows]:
-    for table in _in_pieces(_parquet_batches(paths, schema), schema, size):
+def _parquet_rows(
+    paths: Sequence[Path], schema: pa.Schema, marks: NumberMarks, size: int
+) -> Iterator[_Rows]:
+    for table in _in_pieces(_parquet_batches(paths, schema, marks), schema, size):
         yield _Rows(table, table, {})
 
 
-def _parquet_batches(paths: Sequence[Path], schema: pa.Schema) -> Iterator[pa.Table]:
+def _parquet_batches(
+    paths: Sequence[Path], schema: pa.Schema, marks: NumberMarks
+) -> Iterator[pa.Table]:
     for path in paths:
         with parquet_errors(path), pq.ParquetFile(path) as file:
             for batch in file.iter_batches(1 << 13, use_threads=False):
                 table = pa.Table.from_batches([batch]).replace_schema_metadata(None)
-                if table.schema != schema:
-                    raise pa.ArrowInvalid(f"its columns are not those of {paths[0].name}")
-                yield table
+                if table.schema == schema:
+                    yield table
+                    continue
+                yield pa.table(
+                    [cells_as(table[field.name], field.type, marks) for field in schema], schema
+                )
 
 
 def _in_pieces(tables: Iterator[pa.Table], schema: pa.Schema, size: int) -> Iterator[pa.Table]:
@@ -399,28 +426,18 @@ class _CsvFile:
         self._form = CsvForm(names, header.delimiter, num_quotes > 0)
         self.schema = pa.schema([(name.strip(), pa.string()) for name in names])
 
-    def rows(self, size: int) -> Iterator[_Rows]:
-        """Yield the rows; one with too many or too few cells is null and in `malformed`."""
-        begin = 0
-        malformed: dict[int, str] = {}  # by number in the file
-        for table in _in_pieces(self._tables(malformed), self.schema, size):
-            here = {
-                number - begin: malformed.pop(number)
-                for number in range(begin, begin + table.num_rows)
-                if number in malformed
-            }
-            yield _Rows(table, table, here)
-            begin += table.num_rows
+    def tables(self, malformed: dict[int, str], number: int) -> Iterator[pa.Table]:
+        """Yield all rows, numbered from `number`; one with too many or too few cells is null.
 
-    def _tables(self, malformed: dict[int, str]) -> Iterator[pa.Table]:
-        """Yield all rows; `malformed` receives the fault of a bad row before the row is yielded."""
+        `malformed` receives the fault of such a row before the row is yielded.
+        """
+        first = number
         waiting = deque[int]()
 
-        def report(number: int, fault: str) -> None:
-            malformed[number] = fault
-            waiting.append(number)
+        def report(place: int, fault: str) -> None:
+            malformed[first + place] = fault
+            waiting.append(first + place)
 
-        number = 0
         with _open(self._path) as file:
             file.seek(self._begin)
             for batch in self._batches(file, report):
@@ -447,6 +464,28 @@ class _CsvFile:
             if "UTF8" in reason:
                 reason = f"it is not {self._encoding.upper()}. {remedy(self._path)}"
             raise DataError(f"{str(self._path)!r} is not a readable CSV: {reason}") from error
+
+
+def _csv_rows(parts: Sequence[_CsvFile], size: int) -> Iterator[_Rows]:
+    """Yield the rows of CSV files of the same columns, one file after the other."""
+    schema, begin = parts[0].schema, 0
+    malformed: dict[int, str] = {}  # by number of the row
+
+    def tables() -> Iterator[pa.Table]:
+        number = 0
+        for part in parts:
+            for table in part.tables(malformed, number):
+                number += table.num_rows
+                yield table.select(schema.names)
+
+    for table in _in_pieces(tables(), schema, size):
+        here = {
+            number - begin: malformed.pop(number)
+            for number in range(begin, begin + table.num_rows)
+            if number in malformed
+        }
+        yield _Rows(table, table, here)
+        begin += table.num_rows
 
 
 def _json_rows(path: Path, names: Sequence[str], marks: NumberMarks, size: int) -> Iterator[_Rows]:

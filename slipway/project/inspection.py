@@ -24,7 +24,13 @@ from slipway.data.sources.formats import excel
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TablePart, is_table_file
 from slipway.data.sources.raw_tables import RawColumn, RawTable, column_names
 from slipway.data.sources.samples import is_skipped, visible_entries
-from slipway.data.sources.shards import is_parquet, parquet_errors
+from slipway.data.sources.shards import (
+    PARQUET,
+    is_csv,
+    is_parquet,
+    parquet_errors,
+    table_files,
+)
 from slipway.data.sources.sources import find_layout
 from slipway.kinds.inputs import IMAGES
 from slipway.kinds.registry import task_for
@@ -38,12 +44,13 @@ from slipway.project.folder_sample import (
 from slipway.project.image_sample import MOST_IMAGES, sample_images
 from slipway.project.params_text import template_params
 from slipway.project.summary import DataSummary, ImageSample
-from slipway.project.table_sample import holds_bytes, sample_tables, without
+from slipway.project.table_sample import encoding_of, holds_bytes, sample_tables, without
 from slipway.system.errors import DataError
 
 _USUAL_FRACTION = 0.9  # fraction of the cells of a column that are image names
 _MOST_NAMED = 5
 _MOST_GROUPS = 20  # of a Parquet file
+_START_BYTES = 1 << 16  # of a CSV, for its encoding
 _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
 _MOST_MEMBERS, _MOST_RATIO = 1_000_000, 200
 _MOST_SECONDS = 15.0
@@ -84,9 +91,10 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
     if sources := _joinable(root):
         summary = _inspect_tables(root, [TablePart(root / name) for name in sources])
         return replace(summary, sources=sources)
-    layout = find_layout(data_params(root))
+    layout = find_layout(data_params(root, encoding=_encoding_of_tables(root)))
     if layout.tables:
-        return _inspect_tables(root, layout.tables)
+        summary = _inspect_tables(root, layout.tables)
+        return replace(summary, notes=(*summary.notes, *layout.type_notes()))
     _check_has_folders(root)
     found = sample_class_folders(root, layout.folders, counted)
     notes = [layout.note] if layout.note else []
@@ -135,14 +143,29 @@ def _check_has_folders(root: Path) -> None:
         )
 
 
+def _encoding_of_tables(root: Path) -> str:
+    """Guess the encoding of the CSV files at the top of a folder, whose headers are compared."""
+    for path in table_files(root):
+        if is_csv(path):
+            with path.open("rb") as file:
+                encoding = encoding_of(file.read(_START_BYTES))
+            if encoding != "utf-8":
+                return encoding
+    return "utf-8"
+
+
 def _joinable(root: Path) -> tuple[str, ...]:
-    """Return the text tables at the top of a folder if several have equal columns; else ()."""
+    """Return the tables at the top of a folder if several have equal columns; else ().
+
+    CSV files alone, and Parquet files, are shards of one table, which need no list.
+    """
     names = [
         entry.name
         for entry in visible_entries(root)
         if entry.is_file() and is_table_file(entry.name)
     ]
-    if len(names) < 2 or any(is_parquet(Path(name)) for name in names):
+    endings = {Path(name).suffix.lower() for name in names}
+    if len(names) < 2 or endings == {".csv"} or endings & {*PARQUET}:
         return ()
     columns = {tuple(sorted(column_names(root / name))) for name in names}
     return tuple(names) if len(columns) == 1 else ()

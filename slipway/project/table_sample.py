@@ -63,7 +63,8 @@ def sample_tables(paths: Sequence[Path]) -> TablesSample:
     raw = parts[0].raw
     if len(parts) > 1:
         raw = join_tables({name: sample.raw for name, sample in samples.items()})
-    return TablesSample(raw, parts, all(part.is_exact for part in parts), parts[0].encoding)
+    encoding = next((part.encoding for part in parts if part.encoding != "utf-8"), "utf-8")
+    return TablesSample(raw, parts, all(part.is_exact for part in parts), encoding)
 
 
 def sample_table(path: Path, num_files: int = 1) -> TableSample:

@@ -62,6 +62,14 @@ def write_shards(path: Path, table: pa.Table) -> Path:
     return path
 
 
+def write_csv_shards(path: Path, table: pa.Table) -> Path:
+    path = path.with_suffix("")
+    path.mkdir()
+    for number, begin in enumerate(range(0, table.num_rows, 11)):
+        write_csv(path / f"part-{number:03d}.csv", table.slice(begin, 11))
+    return path
+
+
 @pytest.mark.parametrize(
     ("write", "name"),
     [
@@ -69,6 +77,7 @@ def write_shards(path: Path, table: pa.Table) -> Path:
         (write_parquet, "t.parquet"),
         (write_jsonl, "t.jsonl"),
         (write_shards, "t.parquet"),
+        (write_csv_shards, "t.csv"),
     ],
 )
 def test_each_format_of_a_table_gives_the_same_inputs_in_pieces(
@@ -103,6 +112,37 @@ def test_malformed_rows_of_a_csv_keep_their_place(tmp_path: Path) -> None:
     ]
     assert [fault[:2] for fault in faults] == [(n, "malformed_row") for n in (0, 5, 6, 11)]
     assert faults[0][2] == "2 cells, the header names 6"
+
+
+def test_malformed_rows_keep_their_place_in_a_folder_of_csv_files(tmp_path: Path) -> None:
+    folder = write_csv_shards(tmp_path / "t.csv", frame(22))
+    for number, bad in enumerate([(2, 10), (0, 10)]):
+        path = folder / f"part-00{number}.csv"
+        lines = path.read_text().splitlines()
+        for row in bad:
+            lines[1 + row] = "1,2"
+        path.write_text("\n".join(lines))
+    source = TableFile(COLUMNS, folder, UTF8)
+    pieces = list(source.pieces(0, 8, 8))
+    found = [8 * number + place for number, piece in enumerate(pieces) for place in piece.faults]
+    assert sorted(found) == [2, 10, 11, 21]
+    assert [piece.carried.num_rows for piece in pieces] == [8, 8, 6]
+
+
+def test_shards_whose_types_differ_are_predicted_as_one_table(tmp_path: Path) -> None:
+    table = frame(22)
+    folder = tmp_path / "shards"
+    folder.mkdir()
+    name = next(column.name for column in COLUMNS.columns if column.kind == "category")
+    place = table.schema.get_field_index(name)
+    other = table.slice(11).set_column(place, name, table[name].slice(11).dictionary_encode())
+    write_parquet(folder / "a.parquet", table.slice(0, 11))
+    write_parquet(folder / "b.parquet", other)
+    write_parquet(folder / "c.parquet", pa.table({n: pa.nulls(0) for n in table.column_names}))
+    source = TableFile(COLUMNS, folder, UTF8)
+    pieces = list(source.pieces(0, 50, 50))
+    assert pa.concat_tables(piece.carried for piece in pieces).to_pylist() == table.to_pylist()
+    assert [used_rows for used_rows, faults in used(source.pieces(0, 50, 50))] == [[*range(22)]]
 
 
 def test_malformed_rows_far_into_a_csv_keep_their_place(

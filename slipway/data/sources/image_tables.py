@@ -114,6 +114,8 @@ def _parquet_rows(
     path: Path, data: DataParams, wanted: frozenset[int] | None, begin: int
 ) -> Iterator[_Row | None]:
     file = _open_parquet(path)
+    if not file.metadata.num_rows:  # the types of an empty shard may say nothing
+        return
     columns = _needed_columns(path, data, file.schema_arrow.names)
     _check_image_type(path, columns[0], file.schema_arrow.field(columns[0]).type)
     row = begin

@@ -28,8 +28,19 @@ from slipway.data.engine.scratch import (
 from slipway.data.sources.formats.csv_files import csv_names, read_csv
 from slipway.data.sources.formats.json_lines import is_jsonl, json_columns, read_json_lines
 from slipway.data.sources.samples import GIVEN_SPLIT
-from slipway.data.sources.shards import parquet_errors, read_parquet, table_files
-from slipway.data.sources.text_format import USUAL_FORMAT, NumberMarks, TextFormat
+from slipway.data.sources.shard_types import common_type, plain_type
+from slipway.data.sources.shards import (
+    has_rows,
+    is_csv,
+    is_parquet,
+    listed,
+    parquet_columns,
+    parquet_errors,
+    read_parquet,
+    shard_splits,
+    table_files,
+)
+from slipway.data.sources.text_format import POINT, USUAL_FORMAT, NumberMarks, TextFormat
 from slipway.system.errors import DataError
 
 Stored = Literal["text", "number", "boolean", "other"]
@@ -120,7 +131,8 @@ def join_tables(tables: Mapping[str, RawTable]) -> RawTable:
     ]
     if problems:
         raise DataError(
-            "data.sources joins tables of different columns:\n" + "\n".join(problems[:_MAX_SHOWN])
+            "the tables that are joined have different columns:\n"
+            + "\n".join(problems[:_MAX_SHOWN])
         )
     begins = np.cumsum([0, *(table.num_read for table in tables.values())]).tolist()
     placed = list(zip(begins, tables.values(), strict=False))
@@ -196,19 +208,133 @@ def is_row_index(name: str) -> bool:
 def read_raw_table(
     path: Path, only: Collection[str] | None = None, written: TextFormat = USUAL_FORMAT
 ) -> RawTable:
-    """Read a CSV or Parquet file, a folder of shards, or a file of JSON lines.
+    """Read a CSV or Parquet file, a folder of shards of one of them, or a file of JSON lines.
 
     Reads all columns, or `only` these. Shards whose names give splits also get the column
     GIVEN_SPLIT. Raises DataError if a file cannot be read.
     """
     if is_jsonl(path):
         return _raw_table(*read_json_lines(path, only, written), only, written)
-    if path.suffix.lower() == ".csv":
-        cells, malformed = read_csv(path, written.encoding)
-        return _raw_table(cells, cells.num_rows + len(malformed), malformed, only, written)
+    paths = table_files(path)
+    if paths and is_csv(paths[0]):
+        return _read_csv_files(paths, only, written)
+    splits = shard_splits(paths)
+    wanted = None if only is None else [name for name in only if not splits or name != GIVEN_SPLIT]
+    tables = []
+    for part in paths:
+        with parquet_errors(part):
+            tables.append(read_parquet(part, wanted, written))
     with parquet_errors(path):
-        cells = read_parquet(path, only, written)
+        cells = _join_shards(paths, tables, written.marks)
         return _raw_table(cells, cells.num_rows, [], only, written)
+
+
+def _read_csv_files(
+    paths: Sequence[Path], only: Collection[str] | None, written: TextFormat
+) -> RawTable:
+    tables, malformed, num_read = [], list[tuple[int, str]](), 0
+    for path in paths:
+        cells, faults = read_csv(path, written.encoding)
+        tables.append(cells)
+        malformed += [(num_read + number, found) for number, found in faults]
+        num_read += cells.num_rows + len(faults)
+    cells = _join_shards(paths, tables, written.marks)
+    return _raw_table(cells, num_read, malformed, only, written)
+
+
+def _join_shards(paths: Sequence[Path], tables: Sequence[pa.Table], marks: NumberMarks) -> pa.Table:
+    """Concatenate the tables of shards, with GIVEN_SPLIT if their names give splits.
+
+    Columns of different types get the one that holds all of their cells.
+    """
+    splits = shard_splits(paths)
+    # The types and columns of a table without rows say nothing.
+    filled = [pair for pair in zip(paths, tables, strict=True) if pair[1].num_rows]
+    paths, tables = zip(*(filled or [(paths[0], tables[0])]), strict=True)
+    kinds = {
+        name: _type_of_all([table[name] for table in tables]) for name in tables[0].schema.names
+    }
+    table = pa.concat_tables(
+        pa.table({name: cells_as(table[name], kind, marks) for name, kind in kinds.items()})
+        for table in tables
+    )
+    if not splits:
+        return table
+    given = [
+        pa.array([splits.get(part)] * rows.num_rows, pa.string())
+        for part, rows in zip(paths, tables, strict=True)
+    ]
+    others = table.select([name for name in table.column_names if name != GIVEN_SPLIT])
+    return others.append_column(GIVEN_SPLIT, pa.chunked_array(given))
+
+
+def shard_schema(paths: Sequence[Path]) -> pa.Schema:
+    """Return the columns of Parquet shards with the types that `_join_shards` gives them.
+
+    Cells are read only of columns of different types, one of which is of whole numbers.
+    """
+    filled = [path for path in paths if has_rows(path)] or list(paths[:1])
+    each = {path: parquet_columns(path) for path in filled}
+    fields = []
+    for name in each[filled[0]]:
+        kinds = {path: columns[name] for path, columns in each.items()}
+        kind = common_type(kinds.values())
+        if len(set(kinds.values())) > 1 and any(map(pa.types.is_integer, kinds.values())):
+            kind = _type_of_all([pq.read_table(path, columns=[name])[name] for path in filled])
+        fields.append((name, kind))
+    return pa.schema(fields)
+
+
+def shard_note(paths: Sequence[Path]) -> str:
+    """Say in one line which columns of Parquet shards differ in type, and how they are read."""
+    filled = [path for path in paths if is_parquet(path) and has_rows(path)]
+    if len(filled) < 2:
+        return ""
+    each = [parquet_columns(path) for path in filled]
+    found = []
+    for field in shard_schema(filled):
+        names = dict.fromkeys(_shown_type(columns[field.name]) for columns in each)
+        if len(names) > 1:
+            found.append(f"{field.name} ({' and '.join(names)}, read as {_shown_type(field.type)})")
+    return f"columns of different types in different files: {listed(found)}" if found else ""
+
+
+def _shown_type(kind: pa.DataType) -> str:
+    plain = plain_type(kind)
+    return "text" if pa.types.is_string(plain) else str(plain)
+
+
+def _type_of_all(columns: Sequence[pa.ChunkedArray]) -> pa.DataType:
+    """Return the type that holds every cell: the common type, or text if a cell does not fit."""
+    kinds = dict.fromkeys(column.type for column in columns)
+    kind = common_type(kinds)
+    if kind is None:
+        raise pa.ArrowInvalid(f"no type suits {', '.join(map(str, kinds))}")
+    if len(kinds) == 1:
+        return kind
+    try:
+        for column in columns:
+            cells_as(column, kind)
+    except pa.ArrowInvalid:  # such as a whole number that float64 cannot hold
+        return pa.string()
+    return kind
+
+
+def cells_as(
+    column: pa.ChunkedArray, kind: pa.DataType, marks: NumberMarks = POINT
+) -> pa.ChunkedArray:
+    """Convert a column to a type of `common_type`; a number as text gets the marks of the numbers.
+
+    Raises ArrowInvalid if a cell does not fit.
+    """
+    if column.type == kind:
+        return column
+    plain = column.cast(plain_type(column.type))
+    if not pa.types.is_string(kind) or pa.types.is_null(plain.type):
+        return plain.cast(kind)
+    raw = stored_column("", plain)
+    texts = pa.array((_cell_text(value, marks) for value in raw.values.to_pylist()), pa.string())
+    return pa.chunked_array([texts.take(pa.array(raw.codes, mask=raw.codes < 0))])
 
 
 def _raw_table(
@@ -231,11 +357,12 @@ def _raw_table(
 
 def column_names(path: Path, written: TextFormat = USUAL_FORMAT) -> list[str]:
     """Return the names of a table's columns in order. Raises DataError if it cannot be read."""
-    if path.suffix.lower() == ".csv":
-        return csv_names(path, written.encoding)
     if is_jsonl(path):
         return json_columns(path)
-    path = table_files(path)[0]
+    paths = table_files(path)
+    if is_csv(paths[0]):
+        return csv_names(paths[0], written.encoding)
+    path = next(filter(has_rows, paths), paths[0])
     with parquet_errors(path):
         return list(pq.read_schema(path).names)
 

@@ -1,10 +1,10 @@
-"""Finds and reads Parquet files, and folders of shards with one schema, as the hub writes them.
+"""Finds the files of a table: one, or Parquet or CSV shards of the same columns in a folder.
 
-The name of a shard may give the split of its rows: `train-00000-of-00002.parquet`.
+The name of a shard may give the split of its rows, as the hub writes it:
+`train-00000-of-00002.parquet`. Parquet files are also read here.
 """
 
 import re
-from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipway.data.engine.scratch import store_table
-from slipway.data.sources.samples import GIVEN_SPLIT
+from slipway.data.sources.formats.csv_files import check_names, csv_names
+from slipway.data.sources.shard_types import common_type, plain_type
 from slipway.data.sources.text_format import TextFormat, is_list, list_texts
 from slipway.system.errors import DataError
 
@@ -65,12 +66,22 @@ def parquet_errors(path: Path) -> Iterator[None]:
         ) from error
 
 
+def is_csv(path: Path) -> bool:
+    """Return True if a file's name ends like that of a CSV file."""
+    return path.suffix.lower() == ".csv"
+
+
 def table_files(table: Path) -> list[Path]:
-    """Return the files of a table in row order: the file itself, or the shards in its folder."""
+    """Return the files of a table in row order: the file itself, or the shards in its folder.
+
+    The shards are the Parquet files, or the CSV files if there are none.
+    """
     if not table.is_dir():
         return [table]
-    files = (path for path in table.iterdir() if path.is_file() and is_parquet(path))
-    shards = [path for path in files if not path.name.startswith(".")]
+    files = [path for path in table.iterdir() if path.is_file() and not path.name.startswith(".")]
+    shards = [path for path in files if is_parquet(path)] or [
+        path for path in files if is_csv(path)
+    ]
     splits = shard_splits(shards)
 
     def order(path: Path) -> tuple[int, str]:
@@ -79,26 +90,51 @@ def table_files(table: Path) -> list[Path]:
     return sorted(shards, key=order)
 
 
-def check_shards(shards: Sequence[Path]) -> None:
-    """Raise DataError if the shards have different columns, or if some are missing."""
-    schemas = {shard: _columns(shard) for shard in shards}
+def check_shards(shards: Sequence[Path], encoding: str) -> None:
+    """Raise DataError if the shards have different columns, or if some are missing.
+
+    Columns may differ in type if there is a common one. `encoding` is that of CSV files.
+    """
+    schemas = _schemas(shards, encoding)
     first, expected = next(iter(schemas.items()))
-    problems = [
-        f"  {shard.name}: {_difference(found, expected)}"
-        for shard, found in schemas.items()
-        if found != expected
-    ]
+    problems = []
+    for shard, found in schemas.items():
+        if difference := _difference(found, expected):
+            problems.append(f"  {shard.name}: {difference}")
+        else:
+            expected = {
+                name: common_type([kind, found[name]]) or kind for name, kind in expected.items()
+            }
     if problems:
         raise DataError(
-            f"data.path {str(first.parent)!r} holds {len(shards)} Parquet files, expected one, "
-            f"or shards with the columns and types of {first.name}:\n"
+            f"data.path {str(first.parent)!r} holds {len(shards)} {_format(first)} files, expected "
+            f"one, or shards with the columns of {first.name}, of the same or similar types:\n"
             + "\n".join(problems)
             + "\nPoint data.path at the one that is meant, or move the others out."
         )
     _check_shards_are_complete(shards)
 
 
-def _columns(path: Path) -> dict[str, pa.DataType]:
+def _format(shard: Path) -> str:
+    return "CSV" if is_csv(shard) else "Parquet"
+
+
+def _schemas(shards: Sequence[Path], encoding: str) -> dict[Path, dict[str, pa.DataType]]:
+    """Return the columns of the shards that have rows; of all of them if none has."""
+    if is_csv(shards[0]):
+        return {shard: dict.fromkeys(csv_names(shard, encoding), pa.string()) for shard in shards}
+    found = {shard: parquet_columns(shard) for shard in shards if has_rows(shard)}
+    return found or {shard: parquet_columns(shard) for shard in shards}
+
+
+def has_rows(path: Path) -> bool:
+    """Return True if a Parquet file has rows; without, its types say nothing."""
+    with parquet_errors(path):
+        return bool(pq.read_metadata(path).num_rows)
+
+
+def parquet_columns(path: Path) -> dict[str, pa.DataType]:
+    """Return the type of each column of a Parquet file."""
     with parquet_errors(path):
         return {field.name: field.type for field in pq.read_schema(path)}
 
@@ -112,7 +148,7 @@ def _difference(found: Mapping[str, pa.DataType], expected: Mapping[str, pa.Data
     other = [
         f"{name} is {kind}, not {expected[name]}"
         for name, kind in found.items()
-        if expected.get(name, kind) != kind
+        if name in expected and common_type([kind, expected[name]]) is None
     ]
     return "; ".join(parts + other[:MAX_SHOWN])
 
@@ -135,7 +171,7 @@ def check_shard_splits(shards: Sequence[Path], splits: Mapping[Path, str]) -> No
         problems.append("none of them is for training")
     if problems:
         raise DataError(
-            f"the Parquet files in {str(shards[0].parent)!r} name splits, but "
+            f"the {_format(shards[0])} files in {str(shards[0].parent)!r} name splits, but "
             f"{' and '.join(problems)}. Move files out of the folder, or set data.split_folders to "
             "pool: the rows of all files are then one set, which Slipway splits."
         )
@@ -179,38 +215,11 @@ def listed(names: Sequence[str], num_names: int | None = None) -> str:
     return f"{shown} and {num_others} more" if num_others > 0 else shown
 
 
-def check_names(path: Path, names: Sequence[str]) -> None:
-    """Raise DataError if two columns of a file have one name."""
-    twice = [f"{name!r} {count} times" for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(
-            f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. "
-            "Rename or remove the others."
-        )
+def read_parquet(path: Path, wanted: Collection[str] | None, written: TextFormat) -> pa.Table:
+    """Read the `wanted` columns of a file, in batches if it is large.
 
-
-def read_parquet(path: Path, only: Collection[str] | None, written: TextFormat) -> pa.Table:
-    """Read a Parquet file, or the shards of a folder one after the other.
-
-    Shards whose names give splits also get the column GIVEN_SPLIT.
+    Text of any Arrow type becomes `pa.string()`, and lists in columns that may hold them JSON text.
     """
-    paths = table_files(path)
-    splits = shard_splits(paths)
-    wanted = None if only is None else [name for name in only if not splits or name != GIVEN_SPLIT]
-    tables = [_read_parquet_file(part, wanted, written) for part in paths]
-    table = pa.concat_tables(tables, promote_options="permissive")
-    if not splits or (only is not None and GIVEN_SPLIT not in only):
-        return table
-    chunks = [
-        pa.array([splits.get(part)] * rows.num_rows, pa.string())
-        for part, rows in zip(paths, tables, strict=True)
-    ]
-    others = [name for name in table.column_names if name != GIVEN_SPLIT]
-    return table.select(others).append_column(GIVEN_SPLIT, pa.chunked_array(chunks))
-
-
-def _read_parquet_file(path: Path, wanted: list[str] | None, written: TextFormat) -> pa.Table:
-    """Read the `wanted` columns, converted by `_plain_cells`, in batches if the file is large."""
     file = pq.ParquetFile(path, pre_buffer=False, buffer_size=_BUFFER_BYTES)
     names = [name for name in file.schema_arrow.names if wanted is None or name in wanted]
     check_names(path, names)
@@ -225,7 +234,7 @@ def _read_parquet_file(path: Path, wanted: list[str] | None, written: TextFormat
 
     def batches() -> Iterator[pa.RecordBatch]:
         nonlocal num_rows
-        for batch in file.iter_batches(size, columns=wanted, use_threads=False):
+        for batch in file.iter_batches(size, columns=wanted and names, use_threads=False):
             batch.validate(full=True)  # a damaged file may contain invalid text
             num_rows += batch.num_rows
             yield _plain_cells(batch, written)
@@ -251,8 +260,7 @@ def _plain_cells(batch: pa.RecordBatch, written: TextFormat) -> pa.RecordBatch:
 
 
 def _plain(cells: pa.Array, takes_lists: bool) -> pa.Array:
-    if pa.types.is_dictionary(cells.type):
-        return _plain(cells.cast(cells.type.value_type), takes_lists)
-    if pa.types.is_large_string(cells.type) or pa.types.is_string_view(cells.type):
-        return cells.cast(pa.string())
-    return list_texts(cells.to_pylist()) if takes_lists and is_list(cells.type) else cells
+    kind = plain_type(cells.type)
+    if kind != cells.type:
+        return cells.cast(kind)
+    return list_texts(cells.to_pylist()) if takes_lists and is_list(kind) else cells

@@ -1,8 +1,8 @@
 """Reads raw samples from folders, Parquet files, CSVs and metadata.jsonl, as one type of record.
 
-A folder with one table at its top level, or with Parquet shards of one schema, is read as that
-table, whose rows name the images. A problem of the data set as a whole, such as a missing path or
-column, raises DataError.
+A folder with one table at its top level, or with Parquet or CSV shards of the same columns, is read
+as that table, whose rows name the images. A problem of the data set as a whole, such as a missing
+path or column, raises DataError.
 """
 
 import os
@@ -29,6 +29,7 @@ from slipway.data.sources.image_tables import (
     special_columns,
 )
 from slipway.data.sources.joined import source_names
+from slipway.data.sources.raw_tables import shard_note
 from slipway.data.sources.samples import (
     GIVEN_SPLIT,
     RawSample,
@@ -40,6 +41,7 @@ from slipway.data.sources.samples import (
 from slipway.data.sources.shards import (
     check_shard_splits,
     check_shards,
+    is_csv,
     is_parquet,
     listed,
     named_split,
@@ -68,9 +70,10 @@ class Layout(NamedTuple):
         return [layout.root for layout in self.joined.values()] or [self.root]
 
     def described(self, rows: pa.Table) -> str:
-        """Return lines for the console that say which folders or files form which split."""
+        """Return lines for the console: how types that differ are read, and what forms a split."""
+        notes = "".join(f"{note}\n" for note in self.type_notes())
         if not self.given:
-            return f"{self.note}\n" if self.note else ""
+            return notes + (f"{self.note}\n" if self.note else "")
         found = []
         for split, names in self.given.items():
             num_rows = pc.sum(pc.equal(rows["given_split"], split)).as_py() or 0
@@ -80,9 +83,16 @@ class Layout(NamedTuple):
             by_time = cut == ["val"] and rows["time"].null_count < rows.num_rows
             rest = f"; `split` cuts {' and '.join(cut)} from train{' by time' if by_time else ''}"
         return (
-            f"given split: {', '.join(found)}{rest}. "
+            f"{notes}given split: {', '.join(found)}{rest}. "
             "To let Slipway split, set data.split_folders to pool\n"
         )
+
+    def type_notes(self) -> list[str]:
+        """Say for each folder of shards which columns differ in type, and how they are read."""
+        folders: dict[Path, list[Path]] = {}
+        for part in self.tables:
+            folders.setdefault(part.path.parent, []).append(part.path)
+        return [note for paths in folders.values() if (note := shard_note(paths))]
 
 
 def _shown(names: list[str]) -> str:
@@ -331,10 +341,10 @@ def existing_path(data: DataParams, expected: str) -> Path:
 def table_in(folder: Path, data: DataParams) -> Path | None:
     """Return the table at the top of a folder; None if there is none.
 
-    The file `data.split_file` is ignored. Several Parquet shards of one schema are one table, for
-    which the folder itself is returned. Without a table at the top, the only sub-folder is searched
-    if it holds nothing but tables: a clone of a Hugging Face data set has its shards in `data/`,
-    beside a README.md.
+    The file `data.split_file` is ignored. Several Parquet or CSV files of the same columns are one
+    table, for which the folder itself is returned. Without a table at the top, the only sub-folder
+    is searched if it holds nothing but tables: a clone of a Hugging Face data set has its shards in
+    `data/`, beside a README.md.
     """
     entries = [entry for entry in visible_entries(folder) if not is_about_samples(entry.path, data)]
     tables = [Path(entry.path) for entry in entries if _is_table(entry)]
@@ -345,14 +355,19 @@ def table_in(folder: Path, data: DataParams) -> Path | None:
         )
     if len(tables) == 1:
         return tables[0]
-    if all(is_parquet(table) for table in tables):
-        check_shards(tables)
+    if all(map(is_parquet, tables)) or all(map(is_csv, tables)):
+        if others := set(table_files(folder)) - set(tables):
+            raise DataError(
+                f"{str(min(others))!r} lies among the {len(tables)} files of the table, expected "
+                "only these there. Move it out of the folder."
+            )
+        check_shards(tables, data.encoding)
         return folder
     names = ", ".join(table.name for table in tables)
     raise DataError(
         f"data.path {str(folder)!r} holds {len(tables)} tables ({names}), expected one, "
-        "or Parquet shards of one schema. Point data.path at the one that is meant, or list those "
-        "to be joined in data.sources."
+        "or several .parquet or .csv files of the same columns. Point data.path at the one that is "
+        "meant, or list those to be joined in data.sources."
     )
 
 

@@ -89,7 +89,8 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
     missing = is_missing(raw)
     words = pa.array((*TRUE_WORDS, *FALSE_WORDS))
     is_word = pc.is_in(pc.utf8_lower(raw.values), words).to_numpy(zero_copy_only=False)
-    if (is_word | missing).all():
+    is_digit = pc.is_in(raw.values, pa.array(("0", "1"))).to_numpy(zero_copy_only=False)
+    if (is_word | is_digit | missing).all() and (is_word.any() or missing.all()):
         return ColumnGuess(raw.name, "boolean", "")
     are_dates = _fraction(raw, "date", counts, present) >= _USUAL_FRACTION
     # Digits alone may be dates in a format that the user names, such as %Y%m%d.

@@ -17,6 +17,7 @@ import contextlib
 import csv
 import io
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -27,7 +28,6 @@ import pyarrow.csv
 
 from slipway.data.engine.scratch import store_bytes, store_table
 from slipway.data.sources.formats.csv_widths import Header, require_fitting_rows, wrong_width
-from slipway.data.sources.shards import check_names
 from slipway.data.sources.text_format import NOT_UTF8, as_utf8, remedy, utf8_blocks
 from slipway.system.errors import DataError
 
@@ -127,6 +127,16 @@ def _readable_rows(reader: Iterator[list[str]], *, is_cut: bool) -> Iterator[lis
             waiting = row
         if not is_cut:
             yield waiting
+
+
+def check_names(path: Path, names: Sequence[str]) -> None:
+    """Raise DataError if two columns of a file have one name."""
+    twice = [f"{name!r} {count} times" for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise DataError(
+            f"{str(path)!r} has the column {', '.join(twice)}, expected each name once. "
+            "Rename or remove the others."
+        )
 
 
 def csv_names(path: Path, encoding: str) -> list[str]:
