@@ -38,11 +38,13 @@ _MIN_ROWS_PER_GROUP = 1.2
 _MIN_GROUPS = 8
 _MIN_DATES = 10
 _MOST_CLASSES = 20  # most classes of a column of whole numbers
-_SEPARATOR: str = LABELS.settings["data.label_separator"]
+# Between the labels of a cell, the usual one first.
+_SEPARATORS: tuple[str, ...] = (LABELS.settings["data.label_separator"], ";", ",", "/")
 _MOSTLY, _SOMETIMES = 0.9, 0.1  # fractions of the rows
 _ROWS_PER_CLASS = 8  # average rows; with fewer a column holds no classes
 _FREE_TEXT_CHARACTERS = 25  # average length from which a column holds free text
 _WIDE = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")  # scripts of short texts
+_LETTER = re.compile(r"[^\W\d_]")
 _LETTERS = re.compile(r"[^\W\d_]{2,}")  # a word, not the numbers of a date or a code
 
 
@@ -149,25 +151,43 @@ class SampledColumn:
         return lists >= _MOSTLY * self.rows
 
     @cached_property
+    def separator(self) -> str:
+        """The mark between the labels of a cell, if the cells are sets of labels."""
+        sure = [mark for mark in _SEPARATORS if self._holds_sets(mark)]
+        likely = [mark for mark in _SEPARATORS if self._divided_by(mark) >= _SOMETIMES]
+        return (*sure, *likely, *_SEPARATORS)[0]
+
+    @property
     def may_be_labels(self) -> bool:
-        """True if cells are lists, or many have the usual separator and there are few labels."""
-        if self.holds_lists:
-            return True
-        if self.raw.stored != "text" or self.is_numeric:
+        """True if cells are lists, or a separator gives many combinations of few labels."""
+        return self.holds_lists or self._holds_sets(self.separator)
+
+    def _divided_by(self, mark: str) -> float:
+        """Return the fraction of the rows that have the mark."""
+        divided = sum(rows for text, rows in self.counts.items() if mark in text)
+        return divided / max(1, self.rows)
+
+    def _holds_sets(self, mark: str) -> bool:
+        if self.raw.stored != "text" or self.is_numeric or self._divided_by(mark) < _SOMETIMES:
             return False
-        divided = sum(rows for text, rows in self.counts.items() if _SEPARATOR in text)
-        has_few = len(self.label_counts) * _ROWS_PER_CLASS <= self.rows
-        return divided >= _SOMETIMES * self.rows and has_few
+        labels = self._labels(mark)
+        # 3/4 is a fraction or a date, and 3,4 a number. But 3;4 and 3|4 may be codes of labels.
+        may_be_names = mark in ";|" or any(map(_LETTER.search, labels))
+        has_few = len(labels) * _ROWS_PER_CLASS <= self.rows
+        return may_be_names and has_few and len(self.counts) > len(labels)
+
+    def _labels(self, mark: str) -> Counter[str]:
+        found: Counter[str] = Counter()
+        for text, rows in self.counts.items():
+            with contextlib.suppress(ValueError):
+                for label in set(read_labels(text, mark)):
+                    found[label] += rows
+        return found
 
     @cached_property
     def label_counts(self) -> Counter[str]:
         """The number of rows with each label, for cells that are sets of labels."""
-        found: Counter[str] = Counter()
-        for text, rows in self.counts.items():
-            with contextlib.suppress(ValueError):
-                for label in set(read_labels(text, _SEPARATOR)):
-                    found[label] += rows
-        return found
+        return self._labels(self.separator)
 
     @property
     def may_be_label(self) -> bool:

@@ -252,6 +252,9 @@ class _Draft:
         if choice.target is not None:
             of_labels = [column.name for column in choice.label_columns]
             self.set("data.target_column", of_labels or choice.target.name, choice.target_reason)
+            if self.kind.target.several and not of_labels and not choice.target.holds_lists:
+                mark = choice.target.separator
+                self.set("data.label_separator", mark, "between the labels of a cell")
         for key, column, reason in (
             ("group_column", roles.group, "its values repeat; null if equal values mean nothing"),
             ("time_column", roles.time, "the test rows are the latest; null: a random split"),

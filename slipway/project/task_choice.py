@@ -99,7 +99,8 @@ def _target_kind(
         return Question(
             "--task",
             f"Does {column.name!r} hold {' or '.join(kind.plural for kind in kinds)}? "
-            f"It has {len(column.counts)} values: {_examples(column)}.",
+            f"It has {len(column.counts)} values: {_examples(column)}"
+            + (f"; {_divided(column)}." if column.may_be_labels else "."),
             tuple(task_for(inputs, kind) for kind in kinds),
         )
     return kinds[0]
@@ -114,6 +115,12 @@ def _require_different_values(target: SampledColumn) -> None:
             f"--target: the column {target.name!r} {fault}; expected {expected}. "
             "Name another column with --target."
         )
+
+
+def _divided(column: SampledColumn) -> str:
+    labels = column.label_counts
+    shown = ", ".join(name[:20] for name, _ in labels.most_common(4)) + ", ..." * (len(labels) > 4)
+    return f"{column.separator!r} divides them into {len(labels)} labels: {shown}"
 
 
 def _several_columns(

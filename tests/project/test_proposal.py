@@ -10,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from slipway.config.params import parse_params
+from slipway.data.engine.label_sets import label_counts
 from slipway.project.inspection import inspect
 from slipway.project.pretrained import Weights
 from slipway.project.proposal import ProjectProposal, propose
 from slipway.project.recipe import Machine
 from slipway.project.table_sample import encoding_of
 from slipway.system.errors import DataError, ParamsError
+from tests.data.raw_files import cleaned
 from tests.project.shapes import SHAPES, class_folders, wine, wine_rows
 from tests.sentences import sentences
 
@@ -418,6 +420,50 @@ def test_init_asks_if_a_column_with_separators_has_several_labels(tmp_path: Path
     (question,) = table(tmp_path, labelled(), target="tags").questions
     assert question.candidates == ("table_multilabel", "table_classification")
     assert "label sets or classes" in question.text
+
+
+def repairs(mark: str, rows: int = 160) -> str:
+    """Return a CSV with sets of four labels, whose combinations are more than the labels."""
+    names = ["Heizung", "Lüftung", "Kühlung", "Strom"]
+    lines = ["x\ttags"]
+    for row in range(rows):
+        chosen = [name for place, name in enumerate(names) if (row % 15 + 1) >> place & 1]
+        lines.append(f"{row / 7:.2f}\t{mark.join(chosen)}")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("mark", [";", ",", ", ", "/", "|"])
+def test_init_recognises_few_labels_in_many_combinations_and_proposes_their_separator(
+    tmp_path: Path, mark: str
+) -> None:
+    (question,) = table(tmp_path, repairs(mark), target="tags").questions
+    assert question.candidates == ("table_multilabel", "table_classification")
+    assert f"{mark.strip()!r} divides them into 4 labels: " in question.text
+    found = table(tmp_path, repairs(mark), "table_multilabel", "tags")
+    assert found.params["data"]["label_separator"] == mark.strip()
+    assert "data.label_separator" in found.reasons
+    data = parse_params(dict(found.params)).data
+    rows = cleaned(data, rules={"near_duplicate": None}).cleaned.rows
+    assert label_counts(rows["label"]).keys() == {"Heizung", "Lüftung", "Kühlung", "Strom"}
+    as_classes = table(tmp_path, repairs(mark), "table_classification", "tags")
+    assert not any("misspelt" in warning for warning in as_classes.warnings)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["Black/African American", "White", "Asian/Pacific"],
+        ["1/2", "2/3", "3/1", "1/3", "2/1"],
+        ["1,5", "2,5", "1,2", "5,2"],
+        ["Trinidad, Tobago", "Cuba", "Antigua, Barbuda"],
+    ],
+)
+def test_a_separator_in_few_names_or_numbers_makes_no_label_sets(
+    tmp_path: Path, values: list[str]
+) -> None:
+    rows = [f"{row / 7:.2f}\t{values[row * row % len(values)]}" for row in range(160)]
+    found = table(tmp_path, "\n".join(["x\ttags", *rows, ""]), target="tags")
+    assert "multilabel" not in str(found.questions) + str(found.params)
 
 
 def test_several_true_false_columns_become_one_label_each(tmp_path: Path) -> None:
