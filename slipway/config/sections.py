@@ -74,9 +74,9 @@ class ColumnParams(ParamsSection):
     """Corrections for one table column. reports/columns.yaml lists the inferred types."""
 
     kind: Literal["number", "category", "boolean", "date", "ignore"]  # ignore: not an input
-    min: float | None  # smaller numbers are out of range; null for no bound
-    max: float | None
-    required: bool  # true: a missing value is refused
+    min: float | None = None  # smaller numbers are out of range; null for no bound
+    max: float | None = None
+    required: bool = False  # true: a missing value is refused
     map: dict[str, str] = Field(default_factory=dict)  # spellings of a category: {found: meant}
 
     def problems(self) -> Iterator[str]:

@@ -247,10 +247,10 @@ def _tables(options: argparse.Namespace, raw: Sequence[Path]) -> list[Path]:
 def _contents(
     options: argparse.Namespace, selection: RowSelection, report: ErasureReport
 ) -> RequestContents:
-    """Return the selected rows, and those of their contents that no other logged row has."""
+    """Return the contents of the selected rows that occur in no other logged row."""
     rows = selection.requests
     if not rows or options.request_log is None:
-        return RequestContents({}, rows=rows)
+        return RequestContents({})
     own: list[LoggedRequest] = []
     manifest = load_bundle(options.bundle).manifest
     contents: dict[str, Content] = {}
@@ -269,12 +269,12 @@ def _contents(
                 is_other = not has_row(rows, other.request_id, item)
                 if is_other and contents.pop(content_digest(content), None) is not None:
                     report.left.append(
-                        "collected rows that do not name their request and equal row "
-                        f"{item} of {other.request_id}, which is not selected"
+                        f"collected rows equal to row {item} of {other.request_id}, which is not "
+                        "selected"
                     )
     left = list(contents.values())
     images = [content for content in left if isinstance(content, bytes)]
-    return RequestContents(input_cells(left, manifest), images, rows)
+    return RequestContents(input_cells(left, manifest), images)
 
 
 def _items(request: LoggedRequest, contract: InputContract) -> Iterable[tuple[int, Content]]:

@@ -66,6 +66,11 @@ class SampledColumn:
         words = re.sub(r"([a-z])([A-Z])", r"\1_\2", self.name)
         return re.sub(r"[^a-z0-9]+", "_", words.casefold()).strip("_")
 
+    @property
+    def is_named_target(self) -> bool:
+        """True if the name is a usual one of a target, such as "label"."""
+        return self.plain_name in _TARGET_NAMES
+
     @cached_property
     def counts(self) -> Counter[str]:
         """The number of rows with each value, without missing values."""
@@ -239,7 +244,7 @@ class Roles:
     @property
     def named_target(self) -> SampledColumn | None:
         """The candidate that is named like a target. Of an id and its text, it is the text."""
-        named = [column for column in self.targets if column.plain_name in _TARGET_NAMES]
+        named = [column for column in self.targets if column.is_named_target]
         if len(named) == 2 and len(named[0].counts) == len(named[1].counts):
             texts = [column for column in named if not column.is_numeric]
             named = texts or named

@@ -169,7 +169,11 @@ def _readme(folder: Path, content: Mapping[str, Any], proposal: ProjectProposal)
     request = "-F image=@IMAGE http://127.0.0.1:3000/predict"
     if not kind_of(task).input.has_pixels:
         request = "-H 'content-type: application/json' -d @ROW.json http://127.0.0.1:3000/predict"
-    warnings = "".join(f"* {text}.\n" for text in proposal.warnings)
+    parts = [text.partition("\n") for text in proposal.warnings]
+    warnings = "".join(
+        f"* {text}.\n" if not command else f"* {text}\n\n      {command}\n\n"
+        for text, _, command in parts
+    )
     return (
         f"# {folder.absolute().name}\n\n"
         f"A model for {task.replace('_', ' ')}, made by Slipway from `{data}`.\n"

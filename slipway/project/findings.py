@@ -3,17 +3,21 @@
 Each function yields warnings in words.
 """
 
+import re
+import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import numpy as np
 import pyarrow as pa
 
-from slipway.config.yaml_files import as_plain_yaml
+from slipway.config.yaml_files import as_plain_yaml, as_yaml
 from slipway.data.rules.class_names import listed_variants, misspellings
 from slipway.data.tables.cells import GOOD, typed_column
+from slipway.data.tables.column_rules import is_copy
 from slipway.data.tables.target_copies import ColumnScore, best_score
 from slipway.inputs.columns import Kind
 from slipway.project.column_roles import SampledColumn
+from slipway.project.relations import find_relations
 
 _FEW_CLASS_ROWS = 20
 _MUCH_MISSING = 0.4
@@ -119,13 +123,22 @@ def mostly_missing(inputs: Sequence[SampledColumn]) -> Iterator[str]:
 
 
 def suspected_leaks(
-    inputs: Sequence[SampledColumn], target: SampledColumn, *, of_classes: bool
+    inputs: Sequence[SampledColumn],
+    target: SampledColumn,
+    columns: Mapping[str, object],
+    *,
+    of_classes: bool,
 ) -> Iterator[str]:
-    """Warn of inputs that alone predict the target nearly without error."""
+    """Warn of inputs that alone predict the target nearly without error.
+
+    `columns` is the proposed data.columns. Copies of the target, which `clean` ignores by itself,
+    are left out.
+    """
     kind: Kind = "category" if of_classes else "number"
     typed = typed_column(target.raw, kind)
     present = typed.cell_states == GOOD
     targets = typed.keys.astype(float) if of_classes else np.asarray(typed.cells, float)
+    found = []
     for column in inputs:
         guess = column.guess.kind
         cells = typed_column(column.raw, "category" if guess == "ignore" else guess)
@@ -134,5 +147,40 @@ def suspected_leaks(
             values = pa.array([cell or None for cell in values.to_pylist()], pa.string())
         best = best_score(pa.chunked_array([values]), targets[present], of_classes=of_classes)
         score = None if best is None else ColumnScore(column.name, *best)
-        if score is not None and score.is_suspicious(of_classes=of_classes):
-            yield f"suspected leak: {score.in_words(of_classes=of_classes)}"
+        if score is None or not score.is_suspicious:
+            continue
+        if not is_copy(cells, typed, present):
+            found.append(score)
+    if found:
+        shown = "; ".join(score.in_words(of_classes=of_classes) for score in found)
+        them = "them" if found[1:] else "it"
+        command = ignoring([score.column for score in found], columns)
+        yield (
+            f"suspected leak: {shown}. Ignore {them} if a service would know {them} only after "
+            f"{target.name!r}:\n{command}"
+        )
+
+
+def computed_columns(
+    inputs: Sequence[SampledColumn], target: SampledColumn, columns: Mapping[str, object]
+) -> Iterator[str]:
+    """Warn of columns that are computed from others; `columns` is the proposed data.columns."""
+    for relation in find_relations([*inputs, target])[:_MOST_NAMED]:
+        parts = [name for name, _ in relation.terms]
+        if target.name not in relation.names:
+            yield f"{relation} in every row, so it tells a model nothing new"
+        else:
+            names = parts if relation.result == target.name else [relation.result]
+            yield (
+                f"{relation} in every row: together they tell the target {target.name!r}. Ignore "
+                f"what a service would know only after it:\n{ignoring(names, columns)}"
+            )
+
+
+def ignoring(names: Sequence[str], columns: Mapping[str, object]) -> str:
+    """Return the command that makes columns no inputs; `columns` is the present data.columns."""
+    entry = {"kind": "ignore"}
+    changes = [f"data.columns.{name}={as_plain_yaml(entry)}" for name in names]
+    if any(re.search(r"[.=]|^\s|\s$", name) for name in names):
+        changes = [f"data.columns={as_yaml({**columns, **dict.fromkeys(names, entry)})}"]
+    return f"slipway set {shlex.join(changes)}"

@@ -89,7 +89,10 @@ class ProjectProposal:
 
 
 def _wrapped(text: str, indent: int) -> list[str]:
-    return textwrap.wrap(text, _WIDTH, subsequent_indent=" " * indent, break_long_words=False)
+    """Return the text in lines; those below its first are commands, which stay whole."""
+    first, *commands = text.split("\n")
+    lines = textwrap.wrap(first, _WIDTH, subsequent_indent=" " * indent, break_long_words=False)
+    return lines + [f"{' ' * indent}  {command}" for command in commands]
 
 
 def propose(
@@ -397,7 +400,11 @@ class _Draft:
             *findings.mostly_missing(inputs),
         ]
         if target is not None and not self.choice.label_columns:
-            self.warnings += findings.suspected_leaks(inputs, target, of_classes=of_classes)
+            columns = self.content["data"]["columns"]
+            self.warnings += [
+                *findings.suspected_leaks(inputs, target, columns, of_classes=of_classes),
+                *findings.computed_columns(inputs, target, columns),
+            ]
 
     def _numbers(self) -> None:
         """Propose the marks of numbers that are not written like -1234.5, and name the units."""

@@ -5,14 +5,20 @@ from dataclasses import dataclass
 
 from slipway.data.rules.class_names import joined_counts
 from slipway.data.sources.image_tables import missing_column
+from slipway.data.tables.cells import GOOD, typed_column
+from slipway.data.tables.column_rules import is_copy
+from slipway.inputs.columns import Kind
 from slipway.kinds.inputs import TEXTS, InputKind
 from slipway.kinds.registry import kind_of, task_for
 from slipway.kinds.targets import CLASS, LABELS, NUMBER, TargetKind
 from slipway.project.column_roles import Roles, SampledColumn, find_roles, target_kinds
+from slipway.project.relations import find_relations
 from slipway.project.summary import DataSummary
 from slipway.system.errors import DataError, ParamsError
 
 _MOST_CANDIDATES = 30
+_MOST_FACTS = 3  # that a question tells
+_TWIN_FRACTION = 0.9  # of the rows, in which a twin has a value
 
 
 @dataclass(frozen=True)
@@ -196,8 +202,10 @@ def _target(
 ) -> tuple[SampledColumn, str] | Question:
     if target is not None:
         return next(column for column in columns if column.name == target), "as you said"
-    if roles.named_target is not None:
-        return roles.named_target, "its name suggests it"
+    named = roles.named_target
+    twins = [] if named is None else _twins(named, columns)
+    if named is not None and not twins:
+        return named, "its name suggests it"
     fitting = [
         column
         for column in roles.targets
@@ -214,11 +222,33 @@ def _target(
     if len(lists) == 1:
         return lists[0], "the only column of lists"
     last_first = sorted(fitting, key=lambda column: -list(columns).index(column))
+    facts = [f"{relation}." for relation in find_relations(fitting)[:_MOST_FACTS]]
+    if named is not None and twins:
+        facts.insert(
+            0,
+            f"{named.name!r} is named like a target, but it says the same as "
+            f"{' and '.join(repr(twin.name) for twin in twins)}.",
+        )
     return Question(
         "--target",
-        "Which column should the model predict?",
+        " ".join([*facts, "Which column should the model predict?"]),
         tuple(column.name for column in last_first[:_MOST_CANDIDATES]),
     )
+
+
+def _twins(target: SampledColumn, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
+    """Return the columns that repeat the target in every row, and are not named like one."""
+    kind: Kind = "category" if target.may_be_classes or not target.is_numeric else "number"
+    typed = typed_column(target.raw, kind)
+    found = []
+    for column in columns:
+        if column.name == target.name or column.is_named_target or column.raw.stored == "other":
+            continue
+        other = typed_column(column.raw, kind)
+        present = (typed.cell_states == GOOD) & (other.cell_states == GOOD)
+        if present.mean() >= _TWIN_FRACTION and is_copy(other, typed, present):
+            found.append(column)
+    return found
 
 
 def _text_columns(

@@ -25,7 +25,6 @@ from slipway.system.command_line import CommandParser
 from slipway.system.command_run import run_command
 from slipway.system.errors import DataError, UnavailableError
 from slipway.traffic.monitoring_records import DEFAULT_STATE, read_drifted_spans, read_ground_truth
-from slipway.traffic.request_log import REQUEST, logged_row
 from slipway.traffic.selection import Content, SelectedRows, collect
 
 # Columns that `data` may name but requests do not contain.
@@ -210,10 +209,7 @@ def _table(
     inputs = input_cells(contents, manifest) or {
         image_column: pa.array([{"bytes": content, "path": None} for content in contents], _IMAGE)
     }
-    rows = inputs | _targets(collected, manifest, target_columns)
-    if isinstance(manifest.input, ColumnContract):
-        rows[REQUEST] = pa.array([logged_row(*item.key) for item in collected.items])
-    return pa.table(rows)
+    return pa.table(inputs | _targets(collected, manifest, target_columns))
 
 
 def input_cells(contents: Sequence[Content], manifest: Bundle) -> dict[str, pa.Array]:

@@ -34,7 +34,6 @@ from slipway.system.errors import IntegrityError
 FORMAT_VERSION = 2
 # Fields of answers and outputs that format 1 names differently; old lines must stay readable.
 _FORMAT_1_NAMES = {"outlier_score": "ood_score", "is_outlier": "is_ood"}
-REQUEST = "slipway_request"  # column of collected rows of a table: the logged row of each
 REPLAYED = "replay-"  # prefix of the ids of replayed requests, which are not logged again
 _LARGEST_SEGMENT = 64 << 20  # bytes of the largest segment
 _SEGMENTS_PER_WRITER = 8  # fewest segments, so that a removal frees at most an eighth of the bound
@@ -114,20 +113,6 @@ def has_row(rows: RequestRows, request_id: str, item: int) -> bool:
     """Return True if `rows` contains the row with the number `item` of a request."""
     items = rows.get(request_id, frozenset())
     return items is None or item in items
-
-
-def logged_row(request_id: str, item: int, moment: float) -> str:
-    """Return the name that the column REQUEST gives a row of a request answered at `moment`."""
-    return f"{request_id}/{item}/{datetime.fromtimestamp(moment, UTC).isoformat()}"
-
-
-def request_of(name: str) -> tuple[str, int]:
-    """Return the request id and the item of a row that `logged_row` named.
-
-    Raises ValueError for other names.
-    """
-    request_id, item, _ = name.rsplit("/", 2)
-    return request_id, int(item)
 
 
 def digest_inputs(inputs: NDArray[Any]) -> str:

@@ -80,7 +80,6 @@ def collect(
 ) -> SelectedRows:
     """Select the `num_rows` most informative labelled rows (None: all).
 
-    Of equal images or texts only one is selected, of equal rows of a table all.
     `unlabelled` includes rows without a label. `classes` are the possible labels; empty for a
     numeric target.
     """
@@ -94,9 +93,7 @@ def collect(
     found = list(_items(request_log, drifted, contract, has_classes, collected))
     collected.num_logged = len(found)
     labelled = _labelled(found, known, has_classes, collected)
-    if not isinstance(contract, ColumnContract):  # equal rows of a table are different cases
-        labelled = _without_copies(labelled, collected)
-    items = _ranked(labelled)
+    items = _ranked(_without_copies(labelled, collected))
     wanted = [item for item in items if unlabelled or item.truth is not None]
     others = [] if unlabelled else [item for item in items if item.truth is None]
     collected.left_out.update(

@@ -28,13 +28,7 @@ from slipway.serving.monitoring.settings import Limits
 from slipway.serving.monitoring.store import Part, Store
 from slipway.system import files
 from slipway.traffic.label_queue import QUEUE, LabelQueue, QueuedRow
-from slipway.traffic.request_log import (
-    REQUEST,
-    SegmentWriter,
-    encode_line,
-    logged_row,
-    read_requests,
-)
+from slipway.traffic.request_log import SegmentWriter, encode_line, read_requests
 from tests.data.test_table_stages import prepare_table
 from tests.loop.cases import write_steps
 from tests.serving.bundles import COLUMNS, row_classifier, table_row, write_bundle
@@ -174,19 +168,6 @@ def test_erase_removes_one_row_of_a_request_from_every_store(
     with pytest.raises(SystemExit):
         replay(["r-1", "--request-log", "log", "--bundle", "artifacts/bundle"])
     assert "rows 0 of r-1 were erased" in capsys.readouterr().err
-
-
-def test_erase_removes_collected_rows_by_their_request_even_if_others_sent_equal_rows(
-    project: Path,
-) -> None:
-    path = project / "data/collected.parquet"
-    requests = [("r-1", 0), ("r-1", 1), ("r-2", 0), ("r-3", 0), None]
-    names = [one and logged_row(*one, 1.8e9) for one in requests]
-    table = pq.read_table(path)
-    pq.write_table(table.append_column(REQUEST, pa.array(names, pa.string())), path)
-    before = state_of(project)["collected"]
-    main([*ARGUMENTS, "--json", "--yes"])
-    assert state_of(project)["collected"] == before[2:]
 
 
 def test_only_experiments_of_this_project_are_listed_as_models(

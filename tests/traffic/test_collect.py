@@ -21,7 +21,7 @@ from slipway.serving.worker import ModelWorker
 from slipway.system.errors import DataError, UnavailableError
 from slipway.traffic import collect as collecting_command
 from slipway.traffic.monitoring_records import DriftedSpan, GroundTruth
-from slipway.traffic.request_log import REQUEST, LoggedRequest, read_requests, request_of
+from slipway.traffic.request_log import LoggedRequest, read_requests
 from slipway.traffic.selection import LoggedItem, SelectedRows, _labelled, _ranked, collect
 from tests.data.test_data_stages import prepare
 from tests.data.test_table_stages import prepare_table
@@ -232,10 +232,10 @@ def test_clean_accepts_collected_table_rows(
     folder.mkdir()
     found = collected(settings, folder / "next.parquet")
     assert len(found) == 60
-    assert list(found[0]) == [*ROW, "label", REQUEST]
+    assert list(found[0]) == [*ROW, "label"]
     as_sent = [{name: row.get(name) for name in ROW} for row in rows]
     assert sorted(row["income"] for row in found) == [row["income"] for row in as_sent]
-    assert {name: found[0][name] for name in ROW} in as_sent
+    assert {name: value for name, value in found[0].items() if name != "label"} in as_sent
     prepare_table(folder, folder / "next.parquet", "table_classification", "label")
     done = subprocess.run(
         [sys.executable, "-m", "slipway.stages.clean"],
@@ -246,29 +246,6 @@ def test_clean_accepts_collected_table_rows(
     )
     assert done.returncode == 0, done.stderr
     assert pq.read_table(folder / "data/clean/rows.parquet").num_rows == 60
-
-
-def test_collect_writes_a_row_for_each_request_that_sent_equal_cells_of_a_table(
-    certified: Path, make_settings: MakeSettings, tmp_path: Path
-) -> None:
-    bundle = write_bundle(
-        certified / "bundle", row_classifier(), lineage=lineage(image_column=None), input=COLUMNS
-    )
-    certify(certified / "certificate.json", bundle)
-    settings = make_settings(request_log_directory=certified / "log")
-    labels = {"a": "dark", "b": "bright", "c": "dark"}
-
-    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
-        for name, label in labels.items():
-            await client.post("/predict", json=table_row(3), headers={"x-request-id": name})
-            await send_labels(client, [{"request_id": name, "ground_truth": label}])
-
-    run(settings, work)
-    found = collected(settings, tmp_path / "out.parquet")
-    assert {request_of(row[REQUEST]): row["label"] for row in found} == {
-        (name, 0): label for name, label in labels.items()
-    }
-    assert found == collected(settings, tmp_path / "again.parquet")
 
 
 def test_collect_writes_one_row_for_each_picture_of_a_request(

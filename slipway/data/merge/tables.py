@@ -1,6 +1,5 @@
 """Merges new rows into a table, such that no input column distinguishes them from base rows."""
 
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,7 +33,6 @@ from slipway.data.tables.source import read_table_of
 from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.system.errors import DataError
-from slipway.traffic.request_log import REQUEST
 
 
 @dataclass(frozen=True)
@@ -42,7 +40,7 @@ class _AddedRows:
     """The new rows that are added, and the labels of the base rows."""
 
     indices: list[int]  # indices in the new table
-    names: list[bytes]  # the logged row that each comes from, or a digest of its content
+    digests: list[bytes]
     labels: list[Label]
     base_labels: list[Label]
 
@@ -62,13 +60,10 @@ def merge_tables(
     base = read_table_of(data)
     as_collected = USUAL_FORMAT._replace(list_columns=written.list_columns, marks=written.marks)
     new = read_raw_table(new_path, written=as_collected)
-    requests = _Requests(_taken_requests(base), _taken_requests(new))
     inputs = _input_names(data, base, new, new_path)
     base_labels = table_labels(base, data)
     was_collected = _collected_marks(base)
-    kinds = input_kinds(data, base, new, inputs)
-    digests = requests.names(input_digests(base, kinds), input_digests(new, kinds), was_collected)
-    labels, added = _match_rows(data, base, new, digests, base_labels, was_collected, report)
+    labels, added = _match_rows(data, base, new, inputs, base_labels, was_collected, report)
     columns: dict[str, pa.Array] = {}
     for name, column in base.columns.items():
         if name == COLLECTED:
@@ -90,53 +85,11 @@ def merge_tables(
                 found = spelled_as(column, found, data)
             columns[name] = concatenate(cells, found)
     columns[COLLECTED] = pa.array([*was_collected, *[True] * len(added.indices)])
-    if any(requests.base) or any(requests.new):
-        found = [*requests.base, *(requests.new[index] for index in added.indices)]
-        columns[REQUEST] = pa.array(found, pa.string())
     report.omitted += [f"row {number} of {data.path}: {what}" for number, what in base.malformed]
     with files.new_file(out, files.PRIVATE) as file:
         mark = report.recent_mark(recent_from, Path(data.path))
         pq.write_table(pa.table(columns).replace_schema_metadata(mark or None), file)
     return report
-
-
-@dataclass(frozen=True)
-class _Requests:
-    """The logged row that each row comes from, None if it is not known."""
-
-    base: list[str | None]
-    new: list[str | None]
-
-    def names(
-        self, base: list[bytes], new: list[bytes], was_collected: list[bool]
-    ) -> tuple[list[bytes], list[bytes]]:
-        """Return names of the base rows and of the new rows, which are equal for the same row.
-
-        A row is the same if it comes from the same logged row. If one of the two does not say where
-        it comes from, it is the same if its content is, given by the digests `base` and `new`; but
-        a row of the original data never comes from a request.
-        """
-        if not any(self.new):
-            return base, new
-        named = [
-            digest if request is None else request.encode()
-            for request, digest in zip(self.new, new, strict=True)
-        ]
-        by_content = dict(zip(new, named, strict=True))
-        found = []
-        for request, digest, collected in zip(self.base, base, was_collected, strict=True):
-            name = digest if request is None else request.encode()
-            found.append(by_content.get(digest, name) if collected and request is None else name)
-        return found, named
-
-
-def _taken_requests(table: RawTable) -> list[str | None]:
-    """Remove the column REQUEST from a table, which is neither input nor target; return it."""
-    column = table.columns.pop(REQUEST, None)
-    if column is None:
-        return [None] * len(table.numbers)
-    requests: list[str | None] = cells_of(column).to_pylist()
-    return requests
 
 
 def input_kinds(
@@ -175,17 +128,18 @@ def _match_rows(
     data: DataParams,
     base: RawTable,
     new: RawTable,
-    names: tuple[list[bytes], list[bytes]],
+    inputs: list[str],
     base_labels: list[Label],
     was_collected: list[bool],
     report: MergeReport,
 ) -> tuple[list[Label], _AddedRows]:
-    base_names, new_names = names
-    rows = NewRows(new_names, table_labels(new, data), report)
+    kinds = input_kinds(data, base, new, inputs)
+    digests = input_digests(new, kinds)
+    rows = NewRows(digests, table_labels(new, data), report)
     labels = [
         rows.label_for(digest, label, str(number), was_collected=mark)
         for digest, label, number, mark in zip(
-            base_names,
+            input_digests(base, kinds),
             base_labels,
             base.numbers.tolist(),
             was_collected,
@@ -195,7 +149,7 @@ def _match_rows(
     chosen = rows.to_add()
     report.num_base, report.num_added, report.added = len(labels), len(chosen), chosen
     added_labels = [rows.labels[index] for index in chosen]
-    return labels, _AddedRows(chosen, [new_names[index] for index in chosen], added_labels, labels)
+    return labels, _AddedRows(chosen, [digests[index] for index in chosen], added_labels, labels)
 
 
 def _added_cells(
@@ -205,8 +159,7 @@ def _added_cells(
         return added.take(cells_of(new.columns[name]))
     count, column = len(added.indices), base.columns[name]
     if name == data.group_column:
-        digests = (hashlib.sha256(name).hexdigest() for name in added.names)
-        return pa.array([f"collected-{digest[:16]}" for digest in digests])
+        return pa.array([f"collected-{digest.hex()[:16]}" for digest in added.digests])
     if name == data.weight_column:
         return pa.array([1.0] * count)
     if name == data.split_column:

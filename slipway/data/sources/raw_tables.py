@@ -42,14 +42,13 @@ from slipway.data.sources.shards import (
 )
 from slipway.data.sources.text_format import POINT, USUAL_FORMAT, NumberMarks, TextFormat
 from slipway.system.errors import DataError
-from slipway.traffic.request_log import REQUEST
 
 Stored = Literal["text", "number", "boolean", "other"]
 EXACT_INTEGERS = 2**53  # float64 holds every whole number up to here
 COLLECTED = "slipway_collected"  # marks rows from the service's traffic (slipway/data/merge)
 # The names of a row index that pandas writes and reads back, and of our own marks: neither says
 # anything of the row itself.
-_INDEX_NAME = rf"\s*|__index_level_\d+__|Unnamed: \d+|{COLLECTED}|{REQUEST}|{GIVEN_SPLIT}"
+_INDEX_NAME = rf"\s*|__index_level_\d+__|Unnamed: \d+|{COLLECTED}|{GIVEN_SPLIT}"
 _EMPTY = "empty"  # the type of a column without cells, which takes that of other tables
 _MIXABLE = frozenset(("text", "number", "boolean", _EMPTY))
 _MAX_SHOWN = 10

@@ -69,8 +69,22 @@ def leaking_columns(
     return {
         column.raw.name: "leakage: it is the target, or an exact linear function of it"
         for column in columns
-        if column.kind != "category" and _is_line(column.cells[alive].astype(float), targets)
+        if column.kind != "category" and is_line(column.cells[alive].astype(float), targets)
     }
+
+
+def is_copy(column: TypedColumn, target: TypedColumn, rows: NDArray[np.bool_]) -> bool:
+    """Return True if a column repeats the target in each of the (N,) rows, under other names.
+
+    A target of kind category is compared by its classes, a number by an exact line.
+    """
+    if target.kind == "category":
+        _, classes = np.unique(target.keys[rows], return_inverse=True)
+        return len(classes) > 0 and tells_classes(column.keys[rows], classes)
+    if column.kind == "category":
+        return False
+    cells, targets = (one.cells[rows].astype(np.float64) for one in (column, target))
+    return is_line(cells, targets)
 
 
 def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
@@ -84,8 +98,9 @@ def tells_classes(keys: NDArray[np.int64], classes: NDArray[np.int64]) -> bool:
     return len(np.unique(keys * num_classes + classes)) == num_classes
 
 
-def _is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
-    present = ~np.isnan(cells)
+def is_line(cells: NDArray[np.float64], targets: NDArray[np.float64]) -> bool:
+    """Return True if (N,) targets are an exact linear function of (N,) cells, where both are."""
+    present = ~np.isnan(cells) & ~np.isnan(targets)
     if present.sum() < _MIN_ROWS:
         return False
     cells, targets = cells[present], targets[present]

@@ -21,12 +21,9 @@ from slipway.data.tables.clean_files import CELLS, ID_COLUMN
 
 Float = NDArray[np.float64]
 Int = NDArray[np.int64]
-# A copy in 99 % of the rows scores at least 0.98. Petal width, which nearly separates the three
-# irises, scores 0.96.
-_SUSPICIOUS_ACCURACY = 0.97
-# A copy in 99 % of the rows scores at least 0.97. A column that predicts the target with an R2 of
-# 0.99 scores 0.9.
-_SUSPICIOUS_ORDER = 0.95
+# Petal width, which nearly separates the three irises, has 0.96; the size of a diamond tells 0.9 of
+# the variance of its price.
+SUSPICIOUS = 0.98
 _MIN_ROWS = 20
 _ROWS_PER_CLASS = 10  # with fewer rows a column may separate the classes by chance
 _MOST_ROWS = 100_000  # rows with the smallest ids, which is a random choice
@@ -38,21 +35,18 @@ class ColumnScore(NamedTuple):
     """The score of a column as the only predictor of the target."""
 
     column: str
-    # At most 1. Classes: balanced accuracy. Numbers: 1 - error / error of the median, of ranks.
-    score: float
-    rows: int  # number of training rows that were scored
+    score: float  # at most 1. Classes: balanced accuracy. Numbers: R2
+    rows: int  # number of rows that were scored, each predicted from the others
 
-    def is_suspicious(self, *, of_classes: bool) -> bool:
-        """Return True if the score is as high as that of a near copy of the target.
-
-        `of_classes` is True if the target is a class.
-        """
-        return self.score >= (_SUSPICIOUS_ACCURACY if of_classes else _SUSPICIOUS_ORDER)
+    @property
+    def is_suspicious(self) -> bool:
+        """True if the column predicts the target nearly without error."""
+        return self.score >= SUSPICIOUS
 
     def in_words(self, *, of_classes: bool) -> str:
         """Return the score as a sentence for the report."""
-        kind = "balanced accuracy" if of_classes else "rank score"
-        score = f"{kind} {self.score:.3f}, leave-one-out over {self.rows:,} training rows"
+        kind = "balanced accuracy" if of_classes else "R2"
+        score = f"{kind} {self.score:.3f} on {self.rows:,} rows, each held out"
         return f"{self.column!r} alone predicts the target ({score})"
 
 
@@ -82,7 +76,7 @@ def score_report(scores: list[ColumnScore], *, of_classes: bool) -> dict[str, An
         "target_copies": [
             {**column._asdict(), "finding": column.in_words(of_classes=of_classes)}
             for column in scores
-            if column.is_suspicious(of_classes=of_classes)
+            if column.is_suspicious
         ],
         "column_scores": [column._asdict() for column in scores[:_MOST_REPORTED]],
     }
@@ -110,6 +104,9 @@ def best_score(
     The column is scored on all rows, and again on the rows with a value.
     """
     score = _class_scores if of_classes else _number_scores
+    # A file may be sorted by its target. Then rows of equal values must not stay in its order.
+    shuffled = np.random.default_rng(0).permutation(len(cells))
+    cells, targets = cells.take(pa.array(shuffled)), targets[shuffled]
     present = np.asarray(pc.is_valid(cells).to_numpy())
     keys, values = _keys(cells)
     found = []
@@ -203,36 +200,44 @@ def _neighbour_places(num_rows: int) -> Int:
 
 
 def _number_scores(keys: Int, values: Float | None, targets: Float) -> list[float]:
-    """Score a numeric target by ranks, which outliers and the shape of a curve do not affect."""
-    ranks = _ranks(targets)
-    usual = np.abs(ranks - np.median(ranks)).mean()
+    """Score a numeric target by R2: 1 - squared errors / squared errors of the mean."""
+    largest = np.abs(targets).max()
+    scaled = targets / largest if largest else targets
+    usual = np.square(scaled - scaled.mean()).sum()
     if usual == 0:
         return []
-    predicted = [_mean_by_value(keys, ranks)]
+    predicted = [_mean_by_value(keys, scaled)]
     if values is not None:
-        predicted.append(_mean_of_neighbours(values, ranks))
-    return [float(1 - np.abs(ranks - found).mean() / usual) for found in predicted]
+        predicted += _between_neighbours(values, scaled)
+    return [float(1 - np.square(scaled - found).sum() / usual) for found in predicted]
 
 
-def _ranks(values: Float) -> Float:
-    """Return the rank of each value, (N,); equal values share the mean of their ranks."""
-    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
-    return np.asarray((np.cumsum(counts) - (counts - 1) / 2)[place])
+def _mean_by_value(keys: Int, targets: Float) -> Float:
+    """Return for each row the mean target of the other rows with the same key, (N,).
 
-
-def _mean_by_value(keys: Int, ranks: Float) -> Float:
-    """Return for each row the mean rank of the other rows with the same key, (N,).
-
-    A row with a unique key gets the mean rank of all rows.
+    A row with a unique key gets the mean of all rows.
     """
-    counts, sums = np.bincount(keys)[keys], np.bincount(keys, ranks)[keys]
-    return np.where(counts > 1, (sums - ranks) / np.maximum(counts - 1, 1), ranks.mean())
+    counts, sums = np.bincount(keys)[keys], np.bincount(keys, targets)[keys]
+    means = (sums - targets) / np.maximum(counts - 1, 1)
+    return np.where(counts > 1, means, targets.mean())
 
 
-def _mean_of_neighbours(values: Float, ranks: Float) -> Float:
-    """Return for each row the mean rank of the rows with the nearest values, (N,)."""
+def _between_neighbours(values: Float, targets: Float) -> list[Float]:
+    """Return predictions for each row from the two rows with the nearest values, each (N,).
+
+    They are the mean of the two targets, and the place on the line between them; at the first and
+    the last value the line is prolonged in one of them, and its nearer end taken in another.
+    """
     order = np.argsort(values, kind="stable")
-    sorted_ranks, predicted = ranks[order], np.empty(len(ranks))
-    padded = np.concatenate([sorted_ranks[1:2], sorted_ranks, sorted_ranks[-2:-1]])
-    predicted[order] = (padded[:-2] + padded[2:]) / 2
-    return predicted
+    before, after = np.roll(order, 1), np.roll(order, -1)
+    before[0], after[0], before[-1], after[-1] = order[[1, 2, -3, -2]]
+    mean = (targets[before] + targets[after]) / 2
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+        place = (values[order] - values[before]) / (values[after] - values[before])
+        predicted = [
+            targets[before] + where * (targets[after] - targets[before])
+            for where in (place, np.clip(place, 0, 1))
+        ]
+    found = np.empty((3, len(order)))
+    found[:, order] = [mean, *(np.where(np.isfinite(line), line, mean) for line in predicted)]
+    return list(found)

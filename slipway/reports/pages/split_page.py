@@ -107,14 +107,14 @@ def _target_copies(copies: list[dict[str, Any]]) -> Html:
 def _column_scores(scores: list[dict[str, Any]]) -> Html:
     note = (
         "1 is a perfect prediction of the target by this column alone. For classes the score is "
-        "the balanced accuracy; for a number, 0 is as bad as the median."
+        "the balanced accuracy; for a number it is R2, in which 0 is as bad as the mean."
     )
     return section("Each column alone", _scores(scores), paragraph(note, "note"))
 
 
 def _scores(scores: list[dict[str, Any]]) -> Html:
     """Return a table of columns with their scores."""
-    columns = ["column", "score", "training rows"]
+    columns = ["column", "score", "rows"]
     rows = [[score["column"], f"{score['score']:.3f}", f"{score['rows']:,}"] for score in scores]
     return table(columns, rows, numeric=columns[1:])
 

@@ -13,7 +13,6 @@ import pytest
 from slipway.data.merge.__main__ import merge
 from slipway.data.sources.raw_tables import COLLECTED as MARK
 from slipway.system.errors import DataError
-from slipway.traffic.request_log import REQUEST, logged_row
 from tests.data import raw_files
 from tests.data.merge.merge_cases import counts, write_base_table, write_collected_table
 from tests.data.raw_files import cleaned, said, write_csv
@@ -227,52 +226,6 @@ def test_merge_keeps_column_kinds_that_the_user_corrected(tmp_path: Path) -> Non
         cleaned(data.model_copy(update={"path": str(tmp_path / "next.parquet")})),
     )
     assert [each.name for each in after.types] == [each.name for each in before.types]
-
-
-def of_requests(path: Path, rows: dict[str, tuple[float, float | None]]) -> Path:
-    """Write collected rows with equal b; `rows` has a and the target of each request."""
-    columns = {
-        "a": [a for a, _ in rows.values()],
-        "b": [0.0] * len(rows),
-        "target": [target for _, target in rows.values()],
-        REQUEST: [logged_row(request, 0, 1.8e9) for request in rows],
-    }
-    pq.write_table(pa.table(columns), path)
-    return path
-
-
-def test_merge_knows_a_repeated_row_of_a_table_by_its_request_and_not_by_its_content(
-    tmp_path: Path,
-) -> None:
-    data = raw_files.data_params(raw_files.numbered_csv(tmp_path / "old.csv"))
-    new, out = tmp_path / "new.parquet", tmp_path / "next.parquet"
-    # The first row of the base data has the same inputs and the same target.
-    report = merge(data, of_requests(new, {"r1": (0.5, 0.0), "r2": (0.5, 0.0)}), out)
-    assert counts(report) == (30, 2, 0, 0)
-    again = data.model_copy(update={"path": str(out)})
-    more = of_requests(new, {"r1": (0.5, 3.0), "r2": (0.5, 0.0), "r3": (0.5, 0.0)})
-    assert counts(merge(again, more, out)) == (32, 1, 2, 1)
-    merged = pq.read_table(out)
-    assert merged["target"].to_pylist()[30:] == ["3", "0", "0"]
-    assert [name and name[:2] for name in merged[REQUEST].to_pylist()[29:]] == [
-        None,
-        *("r1", "r2", "r3"),
-    ]
-    table = cleaned(again, rules={"conflicting_label": "flag"})
-    assert table.cleaned.rows.num_rows == 33
-    assert [column.name for column in table.types] == ["a", "b"]
-
-
-def test_rows_collected_before_rows_named_their_request_are_known_by_their_content(
-    tmp_path: Path,
-) -> None:
-    data = raw_files.data_params(raw_files.numbered_csv(tmp_path / "old.csv"))
-    new, out = of_requests(tmp_path / "new.parquet", {"r1": (99.5, 1.0)}), tmp_path / "next.parquet"
-    pq.write_table(pq.read_table(new).drop([REQUEST]), tmp_path / "former.parquet")
-    assert counts(merge(data, tmp_path / "former.parquet", out)) == (30, 1, 0, 0)
-    again = data.model_copy(update={"path": str(out)})
-    assert counts(merge(again, new, out)) == (31, 0, 1, 0)
-    assert counts(merge(again, tmp_path / "former.parquet", out)) == (31, 0, 1, 0)
 
 
 def test_merge_refuses_tables_with_different_columns(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ RANDOM = np.random.default_rng(5)
 PRICES = np.exp(RANDOM.normal(size=NUM_ROWS)) * 1000  # with a long tail
 ANIMALS = RANDOM.choice(["cat", "dog", "cow"], NUM_ROWS, p=[0.7, 0.2, 0.1])
 NOISE = RANDOM.normal(size=NUM_ROWS)
+HEIGHTS = np.random.default_rng(6).normal(170, 9, NUM_ROWS)
 OTHER = RANDOM.permutation(NUM_ROWS)  # the row whose target another cell has
 IS_ODD = RANDOM.permutation(NUM_ROWS) < NUM_ROWS // 100
 STARS = RANDOM.integers(1, 6, NUM_ROWS)
@@ -56,11 +57,9 @@ def planted(
     }
 
 
-def test_a_number_equal_to_the_target_in_99_percent_of_the_rows_is_suspicious(
-    tmp_path: Path,
-) -> None:
-    cells = np.where(IS_ODD, PRICES[OTHER], PRICES)
-    assert planted(tmp_path, PRICES.tolist(), cells.tolist()).keys() == {"planted"}
+def test_a_number_equal_to_the_target_in_all_rows_but_two_is_suspicious(tmp_path: Path) -> None:
+    cells = np.where(np.arange(NUM_ROWS) < 2, HEIGHTS[OTHER], HEIGHTS)
+    assert planted(tmp_path, HEIGHTS.tolist(), cells.tolist()).keys() == {"planted"}
 
 
 def test_a_rounded_linear_function_of_the_target_is_suspicious(tmp_path: Path) -> None:
@@ -73,9 +72,9 @@ def test_any_increasing_function_of_the_target_is_suspicious(tmp_path: Path) -> 
 
 
 def test_a_date_that_follows_the_target_is_suspicious(tmp_path: Path) -> None:
-    order = PRICES.argsort().argsort()
+    order = HEIGHTS.argsort().argsort()
     days = np.datetime64("2020-01-01") + order
-    assert planted(tmp_path, PRICES.tolist(), days.astype(str).tolist())["planted"] > 0.99
+    assert planted(tmp_path, HEIGHTS.tolist(), days.astype(str).tolist())["planted"] > 0.99
 
 
 def test_a_category_that_names_the_values_of_a_numeric_target_is_suspicious(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_a_partly_filled_column_that_copies_the_target_is_suspicious(tmp_path: P
 
 
 def test_strong_and_useless_features_are_not_suspicious(tmp_path: Path) -> None:
-    strong = PRICES * (1 + 0.1 * NOISE)  # correlation of the logarithms 0.995
+    strong = PRICES * (1 + 0.15 * NOISE)  # correlation of the logarithms 0.99
     assert planted(tmp_path, PRICES.tolist(), strong.tolist()) == {}
     rare = np.where(
         np.arange(NUM_ROWS) % 100 == 0, "ill", "well"
@@ -169,10 +168,7 @@ def test_console_and_page_name_a_suspicious_column_with_its_score(tmp_path: Path
     scored = score_report(scores, of_classes=True)
     described = scored["target_copies"]
     assert [column["column"] for column in scored["column_scores"]] == ["fee", "age"]
-    finding = (
-        "'fee' alone predicts the target "
-        "(balanced accuracy 0.991, leave-one-out over 87 training rows)"
-    )
+    finding = "'fee' alone predicts the target (balanced accuracy 0.991 on 87 rows, each held out)"
     assert described == [{"column": "fee", "score": 0.9912, "rows": 87, "finding": finding}]
     target = {"mean": 0.0, "std": 1.0, "low": -2.0, "high": 2.0, "histogram": [1, 4, 4]}
     splits = {name: {"rows": 9, "leaked": 0, "target": target} for name in ("train", "val", "test")}

@@ -60,7 +60,7 @@ CASES = {
 
 @pytest.mark.process
 @pytest.mark.parametrize("case", CASES)
-def test_a_header_that_fits_no_row_is_refused_with_a_command_that_mends_the_file(
+def test_a_header_that_fits_no_row_is_refused_with_a_command_that_corrects_it(
     case: str, tmp_path: Path
 ) -> None:
     text, expected, names = CASES[case]
@@ -71,9 +71,9 @@ def test_a_header_that_fits_no_row_is_refused_with_a_command_that_mends_the_file
     command = re.search(r"^  (sed .*)$", str(refused.value), re.MULTILINE)
     assert command is not None
     subprocess.run(["bash", "-c", command[1]], cwd=tmp_path, check=True)
-    mended = tmp_path / "my table_fixed.csv"
-    assert column_names(mended) == names
-    assert read_raw_table(mended).malformed == []
+    corrected = tmp_path / "my table_fixed.csv"
+    assert column_names(corrected) == names
+    assert read_raw_table(corrected).malformed == []
     assert path.read_bytes() == text.encode()
 
 
