@@ -22,6 +22,7 @@ _WIDTH = 100
 # A path, a word or several, or such as 16-mixed; none of them is a number, a date or an operator.
 _PLAIN = re.compile(r"(\.{0,2}/|[^\W\d])([\w./-]| (?=[\w./-]))*|\d+-[A-Za-z]+")
 _NO_TEXT = ("true", "yes", "on", "false", "no", "off", "none", "null", "y", "n")
+_CLASS_NAMES = ("classes", "label_map")  # keys of the section `data`
 _MAX_KEY = 1000  # characters; YAML allows 1024 for a key that has no question mark before it
 
 
@@ -107,7 +108,39 @@ def yaml_comment(text: str) -> str:
 @lru_cache(maxsize=16)
 def _loaded(payload: bytes) -> Any:
     """Parse YAML. A stage reads params.yaml several times, and each reading takes 30 ms."""
-    return YAML(typ="safe", pure=True).load(payload)
+    content = YAML(typ="safe", pure=True).load(payload)
+    data = content.get("data") if isinstance(content, dict) else None
+    if isinstance(data, dict) and any(_has_number(data.get(key)) for key in _CLASS_NAMES):
+        root = YAML(typ="safe", pure=True).compose(payload)
+        for key in _CLASS_NAMES:
+            if (node := _node_at(_node_at(root, "data"), key)) is not None:
+                data[key] = _as_written(data[key], node)
+    return content
+
+
+def _has_number(names: Any) -> bool:
+    found = [*names, *names.values()] if isinstance(names, dict) else names
+    return isinstance(found, list) and any(type(name) in (int, float) for name in found)
+
+
+def _node_at(mapping: Any, key: str) -> Any:
+    """Return the node of a key; None if the key comes from `<<`."""
+    pairs = [] if mapping is None else mapping.value
+    return next((value for name, value in pairs if name.value == key), None)
+
+
+def _as_written(value: Any, node: Any) -> Any:
+    """Return class names with numbers such as 0x1F as their text; 7 stays a number, a mistake."""
+    if isinstance(value, list):
+        return [_as_written(*pair) for pair in zip(value, node.value, strict=True)]
+    if isinstance(value, dict):
+        pairs = zip(value.items(), node.value, strict=True)
+        return {
+            _as_written(name, name_node): _as_written(meant, meant_node)
+            for (name, meant), (name_node, meant_node) in pairs
+        }
+    is_number = type(value) in (int, float)
+    return node.value if is_number and node.value != repr(value) else value
 
 
 def _misplaced(error: MarkedYAMLError, payload: bytes, name: str) -> str:

@@ -6,12 +6,14 @@ Each function yields warnings in words.
 import re
 import shlex
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from slipway.config.yaml_files import as_plain_yaml, as_yaml
 from slipway.data.rules.class_names import listed_variants, misspellings
+from slipway.data.tables import hints
 from slipway.data.tables.cells import GOOD, typed_column
 from slipway.data.tables.column_rules import is_copy
 from slipway.data.tables.target_copies import ColumnScore, best_score
@@ -45,6 +47,18 @@ def missing_targets(target: SampledColumn) -> Iterator[str]:
             f"{target.name!r} has no value in {target.missing_fraction:.1%} of the rows: they are "
             "set aside, for `slipway predict`"
         )
+
+
+def missing_names(target: SampledColumn, data: Mapping[str, Any]) -> Iterator[str]:
+    """Warn of labels such as NA, which count as missing, with the setting that keeps them."""
+    classes, label_map = data["classes"], data["label_map"]
+    if found := hints.missing_names(target.raw, label_map):
+        shown = ", ".join(f"{name!r} ({rows} rows)" for name, rows in found.items())
+        kept = {**label_map, **{name: name for name in found}}
+        remedy = f"data.label_map to {as_plain_yaml(kept)}"
+        if classes is not None:
+            remedy = f"data.classes to {as_plain_yaml([*classes, *found])}"
+        yield f"labels that count as missing: {shown}. If they are classes, set {remedy}"
 
 
 def misspelt(counts: Mapping[str, int], label_map: Mapping[str, str]) -> Iterator[str]:

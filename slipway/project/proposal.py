@@ -316,6 +316,8 @@ class _Draft:
                 f"classes with too few rows for train, val and test: {shown}. The run will stop "
                 "there: add rows, or join classes with data.label_map"
             )
+        if joins and self.choice.target is not None:
+            self.warnings += findings.missing_names(self.choice.target, self.content["data"])
         self.warnings += findings.small_classes({n: counts[n] for n in counts if n not in tiny})
 
     # Rows ----------------------------------------------------------------------------------------

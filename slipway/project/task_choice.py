@@ -7,6 +7,7 @@ from slipway.data.rules.class_names import joined_counts
 from slipway.data.sources.image_tables import missing_column
 from slipway.data.tables.cells import GOOD, typed_column
 from slipway.data.tables.column_rules import is_copy
+from slipway.data.tables.hints import missing_names
 from slipway.inputs.columns import Kind
 from slipway.kinds.inputs import TEXTS, InputKind
 from slipway.kinds.registry import kind_of, task_for
@@ -117,9 +118,15 @@ def _require_different_values(target: SampledColumn) -> None:
         (value,) = [*target.counts] or [""]
         fault = f"has one value, {value[:40]!r}, in every row" if target.counts else "is empty"
         expected = "at least two different values" if target.counts else "a value in most rows"
+        names = " or ".join(map(repr, missing_names(target.raw)))
+        rename = (
+            f" If {names}, which counts as missing, is a class, write it otherwise."
+            if names
+            else ""
+        )
         raise ParamsError(
             f"--target: the column {target.name!r} {fault}; expected {expected}. "
-            "Name another column with --target."
+            f"Name another column with --target.{rename}"
         )
 
 

@@ -113,3 +113,12 @@ def test_quotes_stand_where_they_are_needed(value: Any, text: str, plain: str | 
 def test_a_comment_stays_in_its_line_and_shows_what_cannot_be_seen() -> None:
     assert yaml_comment("classes: A, D\nE, \u200bA") == " # classes: A, D E, \\u200bA"
     assert yaml_comment(" \n") == ""
+
+
+@pytest.mark.parametrize("name", ["0x1F", "0o17", "1e5", "+1", "1.50"])
+def test_a_class_that_looks_like_a_number_is_text_as_it_is_written(name: str) -> None:
+    content = f"data: {{classes: [{name}, cat, 7], label_map: {{{name}: dog}}, other: [{name}]}}"
+    data = parse_yaml(content.encode(), "params.yaml")["data"]
+    assert data["classes"] == [name, "cat", 7]  # 7 is a mistake in the list, with a message
+    assert data["label_map"] == {name: "dog"}
+    assert not isinstance(data["other"][0], str)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 import yaml
 
 from slipway.config.params import parse_params
@@ -16,6 +17,7 @@ from slipway.inputs.columns import encode_rows, read_row
 from slipway.project.inspection import inspect
 from slipway.project.proposal import ProjectProposal, propose
 from slipway.project.recipe import Machine
+from slipway.system.errors import ParamsError
 from tests.data.raw_files import cleaned, data_params, said
 from tests.project_params import PROJECT
 
@@ -76,3 +78,26 @@ def test_a_map_keeps_a_category_whose_name_is_a_word_for_a_missing_value(tmp_pat
     found = cleaned(data_params(path, columns=columns), rules=QUIET).cells["region"]
     assert found.null_count == 0
     assert found.to_pylist().count("NA") == 20
+
+
+@pytest.mark.parametrize("name", ["NA", "null", "None"])
+def test_init_and_clean_name_the_setting_that_keeps_a_class_such_as_na(
+    tmp_path: Path, name: str
+) -> None:
+    rows = [f"{row / 7:.3f},{row % 11},{['EU', name, 'AS'][row % 3]}" for row in range(120)]
+    proposal, data = proposal_of(tmp_path, rows)
+    (warning,) = (text for text in proposal.warnings if "count as missing" in text)
+    kept = {"label_map": {name: name}}
+    assert yaml.safe_load(warning.partition("data.label_map to ")[2]) == kept["label_map"]
+    (hint,) = cleaned(data, rules=QUIET).hints
+    assert yaml.safe_load(hint.partition("params.yaml:\n")[2]) == kept
+    found = cleaned(data.model_copy(update=kept), rules=QUIET)
+    assert found.cleaned.rows["label"].to_pylist().count(name) == 40
+    assert not found.hints
+    assert not cleaned(data.model_copy(update={"missing_values": [name]}), rules=QUIET).hints
+
+
+def test_init_says_that_the_only_other_class_counts_as_missing(tmp_path: Path) -> None:
+    rows = [f"{row},{row % 11},{['EU', 'NA'][row % 2]}" for row in range(40)]
+    with pytest.raises(ParamsError, match="If 'NA', which counts as missing, is a class"):
+        proposal_of(tmp_path, rows)

@@ -1,7 +1,7 @@
 """Finds cells of a table that look wrong, and settings of params.yaml that would correct them."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -15,7 +15,16 @@ from slipway.config.yaml_files import as_yaml
 from slipway.data.rules.class_names import listed_variants, variants
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.text_format import NOT_UTF8, NumberMarks, remedy
-from slipway.data.tables.cells import BAD, GOOD, MISSING, dates_as, shown_cell, typed_column
+from slipway.data.tables.cells import (
+    BAD,
+    GOOD,
+    MISSING,
+    MISSING_WORDS,
+    dates_as,
+    is_missing,
+    shown_cell,
+    typed_column,
+)
 from slipway.data.tables.column_types import ColumnGuess, marks_of, rows_of_cells
 from slipway.data.tables.notation import iso_date
 from slipway.data.tables.source import table_of
@@ -55,6 +64,7 @@ def table_hints(raw: RawTable, guesses: Sequence[ColumnGuess], data: DataParams)
             formats = formats or found.date_format
         hints += _codes_hint(column, guess, counts) if is_input else []
         hints += _spelling_hint(column, guess, counts, is_input)
+    hints += _names_hint(raw, data)
     found_marks = _other_marks(raw, guesses, data)
     hints += [text for text, _ in found_marks]
     lines = "".join(setting for _, setting in found_marks)
@@ -118,6 +128,35 @@ def written_as(
             if found.date_format is not None:
                 formats[guess.name] = found.date_format
     return words, formats
+
+
+def missing_names(raw: RawColumn, known: Collection[str] = ()) -> dict[str, int]:
+    """Return the rows of each label such as NA that counts as missing.
+
+    Leaves out the labels that are `known`, and the user's own words for missing values.
+    """
+    if raw.stored != "text":
+        return {}
+    counts = np.where(is_missing(raw), rows_of_cells(raw), 0)
+    found = {raw.values[int(code)].as_py(): int(counts[code]) for code in np.flatnonzero(counts)}
+    usual = {*MISSING_WORDS} - {"", *raw.written.missing_values}
+    return {n: rows for n, rows in found.items() if n.lower() in usual and n not in known}
+
+
+def _names_hint(raw: RawTable, data: DataParams) -> list[str]:
+    """Return a hint on labels such as NA, with the map that makes classes of them."""
+    if not kind_of(data.task).target.has_classes or not isinstance(data.target_column, str):
+        return []
+    known = {*data.label_map, *(data.classes or ())}
+    found = missing_names(raw.columns[data.target_column], known)
+    if not found:
+        return []
+    shown = ", ".join(f"{name!r} ({rows} rows)" for name, rows in found.items())
+    kept = {**data.label_map, **{name: name for name in found}}
+    return [
+        f"labels that count as missing: {shown}. If they are classes, put this under data in "
+        f"params.yaml:\n  label_map: {as_yaml(kept)}"
+    ]
 
 
 def encoding_hint(raw: RawTable, data: DataParams) -> list[str]:
