@@ -3,7 +3,8 @@
 A unit is a set of rows that must stay in one split (see `units`). `stable` compares the number with
 the fractions: a unit's split depends on nothing else, and the fractions are met on average. `exact`
 sorts the units of each class by their numbers and cuts at the exact fractions: a new row may move
-the units at the cuts.
+the units at the cuts. If a cut leaves a part without a row, because the class is small or a unit is
+large, the part gets one unit of another part.
 """
 
 import itertools
@@ -29,9 +30,19 @@ def assign_stable(units: Units, fractions: Sequence[float], seed: int, stream: s
 
 
 def assign_exact(
-    rows: pa.Table, units: Units, fractions: Sequence[float], seed: int, stream: str
+    rows: pa.Table,
+    units: Units,
+    fractions: Sequence[float],
+    seed: int,
+    stream: str,
+    *,
+    is_filled: bool = False,
 ) -> Int:
-    """Return the part of each row, (N,), with exact fractions per class or decile of the target."""
+    """Return the part of each row, (N,), with exact fractions per class or decile of the target.
+
+    With `is_filled` no part is empty, or without a class, that has as many units as there are
+    parts.
+    """
     has_classes = rows["label"].null_count < rows.num_rows
     strata = _classes(rows, units) if has_classes else _target_bins(rows, units)
     sizes = units.sizes
@@ -42,7 +53,27 @@ def assign_exact(
     for begin, end in itertools.pairwise(starts):
         chosen = order[begin:end]
         parts[chosen] = _cut(sizes[chosen], fractions, owed)
+        if is_filled and has_classes:
+            _fill(parts, chosen, sizes, fractions)
+    if is_filled and not has_classes:
+        _fill(parts, order, sizes, fractions)
     return parts[units.of_row]
+
+
+def _fill(parts: Int, chosen: Int, sizes: Int, fractions: Sequence[float]) -> None:
+    """Give each empty part of the `chosen` units one unit, if there are enough units.
+
+    It comes from the part with the most units, and is the one whose size is the closest to that of
+    the part.
+    """
+    if len(chosen) < len(fractions):
+        return
+    for part, fraction in enumerate(fractions):
+        counts = np.bincount(parts[chosen], minlength=len(fractions))
+        if not counts[part]:
+            spare = chosen[parts[chosen] == counts.argmax()]
+            excess = np.abs(sizes[spare] - fraction * sizes[chosen].sum())
+            parts[spare[excess.argmin()]] = part
 
 
 def largest_remainder(

@@ -86,7 +86,8 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool 
         parts = assign_by_time(rows, params)
         assigned = _Assigned(parts, latest_parts(units, parts))
     else:
-        assigned = _assign_by_hash(strata(rows, params, several), units, way, params, seed)
+        parted = strata(rows, params, several)
+        assigned = _assign_by_hash(parted, units, way, params, seed, several=several)
 
     parts, reaches = assigned.parts, assigned.reaches
     folds = pa.nulls(rows.num_rows, pa.int32()) if assigned.folds is None else assigned.folds
@@ -233,11 +234,12 @@ def _way(rows: pa.Table, params: SplitParams) -> Way:
 
 
 def _assign_by_hash(
-    rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int
+    rows: pa.Table, units: Units, way: Way, params: SplitParams, seed: int, *, several: bool
 ) -> _Assigned:
     """Assign each row by the hash of its unit; with folds, val is one of them."""
     fractions = (params.train, params.val, params.test)
-    parts = _assign(rows, units, way, fractions, seed, "split")
+    # Of sets of labels a split may lack some, if it has each label.
+    parts = _assign(rows, units, way, fractions, seed, "split", is_filled=not several)
     if not params.folds:
         return _Assigned(parts, parts)
     in_folds = parts != _TEST
@@ -256,12 +258,14 @@ def _assign(
     fractions: Sequence[float],
     seed: int,
     stream: str,
+    *,
+    is_filled: bool = False,
 ) -> Int:
     if not rows.num_rows:
         return np.zeros(0, np.int64)
     if way == "stable":
         return assign_stable(units, fractions, seed, stream)
-    return assign_exact(rows, units, fractions, seed, stream)
+    return assign_exact(rows, units, fractions, seed, stream, is_filled=is_filled)
 
 
 def _given(rows: pa.Table) -> Int:
@@ -344,11 +348,13 @@ def _remedy(split: Split) -> str:
             "(a group that reaches a later split leaves the earlier), or add data."
         )
     assert split.fractions is not None
-    # With so many rows, even the smallest fraction is one row.
-    enough = math.ceil(1 / min(split.fractions) - 1e-9)
+    enough = len(SPLITS)
+    if split.several or split.rows["fold"].null_count < split.rows.num_rows:
+        # With so many rows, even the smallest fraction is one row.
+        enough = math.ceil(1 / min(split.fractions) - 1e-9)
     exact = (
-        f"With split.assignment exact and {enough} rows (or groups) of a class it is in every "
-        "split, for these fractions"
+        f"With split.assignment exact and {enough} different rows (or groups) of a class it is in "
+        "every split"
     )
     if split.way == "stable":
         return (

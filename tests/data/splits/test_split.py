@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from slipway.artifacts.label_sets import set_text
 from slipway.config.sections import SplitParams
-from slipway.data.engine.rows import ROWS
+from slipway.data.engine.rows import ROWS, SPLITS
 from slipway.data.splits.assignment import largest_remainder
 from slipway.data.splits.report import report
 from slipway.data.splits.split import split_rows
@@ -222,7 +222,7 @@ def test_a_class_that_a_split_lacks_is_refused_with_its_counts() -> None:
     text = str(raised.value)
     assert "1 of 3 classes lack rows" in text
     assert "'rare': train " in text
-    assert "7 rows (or groups) of a class it is in every split" in text
+    assert "3 different rows (or groups) of a class it is in every split" in text
 
 
 def test_a_stable_split_that_lacks_a_class_recommends_exact() -> None:
@@ -231,7 +231,28 @@ def test_a_stable_split_that_lacks_a_class_recommends_exact() -> None:
 
 
 def test_the_minimum_number_of_rows_that_the_split_error_names_is_enough() -> None:
-    assert set(places(classes(14, "ab"), EXACT).values()) == {"train", "val", "test"}
+    rows = [*classes(100, "ab"), *(row(seed, "rare") for seed in (1000, 1001, 1002))]
+    found = split(rows, EXACT).rows
+    rare = found.filter(pa.compute.equal(found["label"], "rare"))
+    assert sorted(rare["split"].to_pylist()) == ["test", "train", "val"]
+
+
+@given(st.lists(st.integers(1, 30), min_size=3, max_size=12))
+@SEVERAL
+def test_an_exact_split_has_every_class_of_three_groups_however_large_they_are(
+    sizes: list[int],
+) -> None:
+    seeds = iter(range(1000))
+    rows = [
+        row(next(seeds), "a", group=f"g{group}")
+        for group, size in enumerate(sizes)
+        for _ in range(size)
+    ]
+    assert set(places([*rows, *classes(60, "b", first=1000)], EXACT).values()) == set(SPLITS)
+    numbers = [entry | {"label": None, "target": 1.0} for entry in rows]
+    found = split(numbers, EXACT).rows
+    assert set(found["split"].to_pylist()) == set(SPLITS)
+    assert pa.compute.count_distinct(found["group"]).as_py() == len(sizes)
 
 
 @BOTH
