@@ -17,6 +17,8 @@ class TrainingSetup(Contract):
     parameter_dtype: str | None  # dtype in forward and backward; null in a request
     # Processes that share one copy of the network; null if none do.
     model_parallel: int | None = None
+    # Epochs without a lower validation loss that end the training; null: never early.
+    early_stopping_patience: int | Literal["auto"] | None = None
 
 
 class RunSegment(Contract):

@@ -167,7 +167,7 @@ def _too_few_epochs(params: "Params") -> Iterator[str]:
             found = f"is {train.unfreeze_epochs}, so the first parts would stay frozen"
             paste.append(f"unfreeze_epochs: {least // 3} # {found}")
     patience = train.early_stopping_patience
-    if patience is not None and patience >= train.epochs:
+    if isinstance(patience, int) and patience >= train.epochs:
         found = f"is {patience}, which epochs {train.epochs} cannot exhaust"
         paste.append(f"early_stopping_patience: {train.epochs // 3 or 'null'} # {found}")
     if paste:

@@ -82,6 +82,12 @@ class AugmentParams(ParamsSection):
                 yield f"{name} is {found}, a fraction of the image, expected at most 1"
 
 
+# Validation rows from which on the lowest loss tells the best epoch: on fewer it is mostly chance.
+STOPPING_ROWS = 50
+_LEAST_PATIENCE = 5  # epochs
+_TREES_PATIENCE = 100  # rounds: each changes little at the usual learning rates
+
+
 class TrainParams(ParamsSection):
     """The network and its training recipe."""
 
@@ -97,8 +103,9 @@ class TrainParams(ParamsSection):
     # Epochs over which the frozen parts join, the last one first. 0: all at once.
     unfreeze_epochs: NotNegativeInt
     epochs: Positive
-    # Training ends after this many epochs without a lower validation loss. null: never early.
-    early_stopping_patience: Positive | None
+    # Training ends after this many epochs without a lower validation loss. null: never early; auto:
+    # `TrainParams.patience`.
+    early_stopping_patience: Positive | Literal["auto"] | None
     batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
     max_batch_per_device: Positive  # above it gradients are accumulated over smaller batches
     shuffle: Literal["rows", "blocks"]  # blocks are read whole: for data larger than memory
@@ -164,6 +171,19 @@ class TrainParams(ParamsSection):
     log_every_steps: Positive  # scalars in TensorBoard and the run log
     log_histograms_every_epochs: Positive | None  # weights and gradients in TensorBoard
     loggers: list[Tracker]  # trackers that get TensorBoard's scalars and the settings as well
+
+    def patience(self, num_val: int) -> int | None:
+        """Return the epochs without a lower validation loss that end a training; None: never early.
+
+        `auto` ends it if the best epoch is kept and `num_val` validation rows suffice to tell it.
+        """
+        if self.early_stopping_patience != "auto":
+            return self.early_stopping_patience
+        if self.keep != "best" or num_val < STOPPING_ROWS:
+            return None
+        if are_trees(self.network):
+            return _TREES_PATIENCE
+        return max(_LEAST_PATIENCE, self.epochs // 10)
 
     def problems(self) -> Iterator[str]:
         yield from self._problems_of_choices()

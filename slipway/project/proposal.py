@@ -199,6 +199,7 @@ class _Draft:
         self._keep_own_keys()
         self._data()
         self._split()
+        self.set("train.early_stopping_patience", "auto")
         if self.choice.text_columns:
             self._text_recipe()
         elif not self.kind.input.has_pixels:

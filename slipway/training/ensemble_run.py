@@ -294,11 +294,18 @@ def _stacked(
     answers: list[Tensor] = []
     for member in members:
         train = TrainParams.model_validate(member.manifest.params)
-        if are_trees(train.network):  # trees predict after the last round
-            train = train.model_copy(update={"epochs": member.manifest.kept_epoch})
         place_of = place(placed(train), host)
+        # As long as the member itself: networks that did not stop early predict after all epochs.
+        ends_early = member.manifest.stopped_early or are_trees(train.network)
         training = FoldTraining(
-            member.manifest.seed, train, requested_setup(train), place_of, data, folds, ""
+            member.manifest.seed,
+            train,
+            requested_setup(train),
+            place_of,
+            data,
+            folds,
+            key="",
+            num_epochs=member.manifest.kept_epoch if ends_early else None,
         )
         on_all = _measure(params, member.network, training.rows())
         print(f"member    {member.name}, out of fold", flush=True)

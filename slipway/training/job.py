@@ -6,6 +6,7 @@ profiler and the planner all start from them.
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from slipway.system.malloc import GATHERED_BLOCK_BYTES, keep_freed_pages
 from slipway.training.batches.batches import StepShape, cut_step
 from slipway.training.batches.row_selection import select
 from slipway.training.batches.soft_answers import SoftAnswers, read_soft_answers
+from slipway.training.checkpoints.callback import has_ended
 from slipway.training.checkpoints.checkpoints import Checkpoint, CheckpointStore
 from slipway.training.checkpoints.fingerprint import Fingerprint, take_fingerprint
 from slipway.training.distributed.execution import check_execution
@@ -165,6 +167,15 @@ class Job:
     @property
     def steps_per_epoch(self) -> int:
         return self.data.num_train // self.shape.batch_size
+
+    @property
+    def patience(self) -> int | None:
+        """Epochs without a lower validation loss that end this training; None: never early."""
+        return self.params.patience(len(self.data.val))
+
+    def has_ended(self, history: Sequence[Mapping[str, float]]) -> bool:
+        """Return True if a training with this `history` of metrics is complete."""
+        return has_ended(history, self.params.epochs, self.patience)
 
     def segment(self, resumed: Checkpoint | None = None) -> RunSegment:
         """Return the process layout of this training, as a run segment.

@@ -32,7 +32,7 @@ from slipway.training.assembly import (
     validation_batches,
 )
 from slipway.training.batches.batches import batch_loader, training_loader
-from slipway.training.checkpoints.callback import CheckpointCallback, has_ended
+from slipway.training.checkpoints.callback import CheckpointCallback
 from slipway.training.checkpoints.checkpoints import Checkpoint, TrainingPosition
 from slipway.training.checkpoints.consolidation import consolidated_weights, load_weights
 from slipway.training.checkpoints.resumption import Resumption
@@ -119,7 +119,7 @@ def _train(job: Job, network: Network, log: RunLog) -> None:
         if is_first:
             _report_start(job, num_parameters, resumed, problems, log)
         meter = CostMeter(job.store.root)
-        if trains := resumed is None or not has_ended(resumed.history, job.params):
+        if trains := resumed is None or not job.has_ended(resumed.history):
             _fit(job, network, resumed, log, meter)
             _free_training(network)
         elif is_first:
@@ -178,6 +178,7 @@ def _fit(
         params,
         signals,
         averages,
+        patience=job.patience,
         pause_after=pause_epoch(),
         **steps,
     )
@@ -278,7 +279,7 @@ def write_model(job: Job) -> None:
     the checkpoints then stay.
     """
     last, problems = job.store.newest()
-    if last is None or not has_ended(last.history, job.params):
+    if last is None or not job.has_ended(last.history):
         raise TrainingError(
             "after the last epoch the newest intact checkpoint is of epoch "
             f"{last.epoch if last else 0}: {'; '.join(problems)}. "
@@ -298,8 +299,7 @@ def write_model(job: Job) -> None:
     job.store.remove()
     if manifest.stopped_early:
         print(
-            f"stopped   after epoch {last.epoch}, {job.params.early_stopping_patience} after the "
-            "lowest validation loss"
+            f"stopped   after epoch {last.epoch}, {job.patience} after the lowest validation loss"
         )
     for name, failure in failed.items():
         print(f"logger    {name} failed and lacks a part of this training: {failure}")
@@ -324,8 +324,10 @@ def model_manifest(job: Job, last: Checkpoint, num_parameters: int) -> ModelMani
         stopped_early=last.epoch < job.params.epochs,
         kept_epoch=last.kept_epoch,
         metrics=last.history[last.kept_epoch - 1],
-        requested=requested_setup(job.params),
-        actual=last.actual,
+        requested=requested_setup(job.params).model_copy(
+            update={"early_stopping_patience": job.params.early_stopping_patience}
+        ),
+        actual=last.actual.model_copy(update={"early_stopping_patience": job.patience}),
         segments=last.segments,
         seed=job.seed,
         params=params,

@@ -64,8 +64,11 @@ def train_short(
     data: TrainingData,
     callbacks: list[pl.Callback],
     folder: Path,
+    num_epochs: int | None = None,
 ) -> None:
     """Train `network` in place. `callbacks` run before the averaging of weights.
+
+    Ends after `num_epochs` of `params.epochs`, at the learning rate that the schedule has there.
 
     Raises TrainingError as any training does.
     """
@@ -77,7 +80,7 @@ def train_short(
     averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     trainer = pl.Trainer(
         **step_arguments(params, placement, shape, folder),
-        max_epochs=params.epochs,
+        max_epochs=num_epochs or params.epochs,
         callbacks=[
             SetupCheck(placement),
             *freeze_callbacks(network, params),

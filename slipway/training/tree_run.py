@@ -13,7 +13,7 @@ from slipway.training.job import Job
 from slipway.training.networks.networks import Network, save_model
 from slipway.training.networks.trees import TreeNetwork
 from slipway.training.run import model_manifest, training_metrics
-from slipway.training.telemetry.progress import log_finished
+from slipway.training.telemetry.progress import log_finished, print_patience
 from slipway.training.telemetry.run_log import RunLog
 from slipway.training.trees.booster import FittedTrees, History, fit_trees
 
@@ -63,6 +63,7 @@ def _print_start(job: Job, network: TreeNetwork, threads: int) -> None:
     )
     print(f"rows      {job.data.num_train:,} for training, {len(job.data.val):,} for validation")
     print(f"runs as   one process with {threads} thread{'s' * (threads > 1)} on the CPU, no resume")
+    print_patience(job)
     print(f"note      without effect on trees: {', '.join(WITHOUT_EFFECT)}", flush=True)
 
 

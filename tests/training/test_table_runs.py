@@ -129,3 +129,15 @@ def test_a_model_with_altered_trees_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("leaf_value=", "leaf_value=1", 1))
     with pytest.raises(IntegrityError, match="dvc repro train"):
         load_network(project / "artifacts/model")
+
+
+def test_automatic_early_stopping_is_printed_and_recorded_as_requested_and_actual(
+    tmp_path: Path,
+) -> None:
+    project = write_project(tmp_path / "one", early_stopping_patience="auto", keep="best")
+    done = run_training(project)
+    assert done.returncode == 0, done.stderr
+    assert "  auto    ends 5 epochs after the lowest validation loss\n" in done.stdout
+    card = read_model_manifest(project / "artifacts/model")
+    assert card.requested.early_stopping_patience == "auto"
+    assert card.actual.early_stopping_patience == 5

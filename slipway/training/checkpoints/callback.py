@@ -30,6 +30,7 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
 
     Args:
         averages: moving average of the weights; if there is one, it is validated instead of them.
+        patience: epochs without a lower validation loss that end the training; None: never.
         steps_per_epoch: optimizer steps per epoch.
         num_accumulated: batches per optimizer step.
         pause_after: the epoch after which an unfinished training saves and raises Paused.
@@ -44,11 +45,12 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
         signals: StopSignals,
         averages: Sequence[WeightAverage] = (),
         *,
+        patience: int | None,
         steps_per_epoch: int,
         num_accumulated: int,
         pause_after: int | None = None,
     ) -> None:
-        self._pause_after = pause_after
+        self._pause_after, self._patience = pause_after, patience
         self._store, self._params, self._signals = store, params, signals
         self._reducer = MaxReducer()
         self._averages = averages
@@ -89,7 +91,8 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
         becomes_kept = trainer.strategy.broadcast(is_better) and self._params.keep == "best"
         if becomes_kept:
             self.kept_epoch = epoch
-        position, ended = TrainingPosition(epoch, 0), has_ended(self.history, self._params)
+        position = TrainingPosition(epoch, 0)
+        ended = has_ended(self.history, self._params.epochs, self._patience)
         if becomes_kept or epoch % self._params.checkpoint_every_epochs == 0 or ended:
             self._save(trainer, pl_module, position)
         trainer.should_stop = ended
@@ -156,12 +159,12 @@ class CheckpointCallback(pl.callbacks.Checkpoint):
         )
 
 
-def has_ended(history: Sequence[Mapping[str, float]], params: TrainParams) -> bool:
+def has_ended(history: Sequence[Mapping[str, float]], epochs: int, patience: int | None) -> bool:
     """Return True if the training is complete; `history` holds the metrics of each epoch so far.
 
     Early stopping needs no other state, so a resumed training makes the same decision.
     """
-    return len(history) >= params.epochs or stops_early(history, params.early_stopping_patience)
+    return len(history) >= epochs or stops_early(history, patience)
 
 
 def stops_early(history: Sequence[Mapping[str, float]], patience: int | None) -> bool:

@@ -19,7 +19,7 @@ from pytorch_lightning.callbacks import TQDMProgressBar
 from pytorch_lightning.loggers import Logger
 from scmrepo.exceptions import SCMError
 
-from slipway.config.training import TrainParams
+from slipway.config.training import STOPPING_ROWS, TrainParams
 from slipway.data.store.packed import stored_bytes
 from slipway.reports.console import size
 from slipway.system.errors import UnavailableError
@@ -69,12 +69,24 @@ def print_start(
         print(f"weights   {job.params.pretrained}, SHA-256 {digest[:12]}{pixels}")
     for reason in placement.reasons:
         print(f"  auto    {reason}")
+    print_patience(job)
     stored = sum(stored_bytes(split.inputs) for split in job.data.train)
     memory = memory_notes(job.params, stored, free_bytes())
     for note in [*notes, *memory, *without_effect(job.params, spec.classes)]:
         print(f"note      {note}")
     if resumed:
         _print_resumed(job, resumed)
+
+
+def print_patience(job: Job) -> None:
+    """Print what `early_stopping_patience: auto` becomes for the rows of the validation split."""
+    if job.params.early_stopping_patience != "auto":
+        return
+    text = f"ends {job.patience} epochs after the lowest validation loss"
+    if job.patience is None:
+        few = f"fewer than {STOPPING_ROWS} rows for validation"
+        text = f"never ends early: {'keep is last' if job.params.keep == 'last' else few}"
+    print(f"  auto    {text}")
 
 
 def _print_resumed(job: Job, resumed: Checkpoint) -> None:

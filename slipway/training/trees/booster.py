@@ -55,7 +55,8 @@ def fit_trees(
     booster: Booster = lightgbm.Booster(settings, train)
     booster.add_valid(val, "val")
     history: History = []
-    while not has_ended(history, params):
+    patience = params.patience(len(data.val))
+    while not has_ended(history, params.epochs, patience):
         if booster.update():  # True: no leaf can be split any more
             break
         loss, _ = (found[2] for found in booster.eval_train(measure.of(data.train[0])))

@@ -59,6 +59,9 @@ class FoldTraining:
     data: TrainingData  # the same data as in the train stage
     folds: NDArray[np.int64]  # (N,) of the rows of `AUDITED`, one split after the other, from 0
     key: str  # hex digest of all inputs, for the work folder
+    # Epochs or rounds of a network that stopped early. A held-out fold never decides when to stop,
+    # because its rows would then be predicted too well. None: `params.epochs`.
+    num_epochs: int | None = None
 
     @property
     def num_folds(self) -> int:
@@ -169,13 +172,25 @@ def _predict_fold(
     network = initial_network(training.seed, params, network_spec(params, manifest))
     if are_trees(params.network):
         # Trees predict after the last round, as networks do after the last epoch.
-        whole = params.model_copy(update={"early_stopping_patience": None, "keep": "last"})
+        rounds = training.num_epochs or params.epochs
+        whole = params.model_copy(
+            update={"epochs": rounds, "early_stopping_patience": None, "keep": "last"}
+        )
         fit: Callable[..., object] = input_kind(manifest.input.kind).load_part("fit_trees")
         fit(network, training.seed, whole, data, own_threads(training.placement) or 1)
-        print(f"{name}  {params.epochs} rounds", flush=True)
+        print(f"{name}  {rounds} rounds", flush=True)
     else:
         printer = EpochPrinter(name, "the fold")
-        train_short(network, training.seed, params, training.placement, data, [printer], folder)
+        train_short(
+            network,
+            training.seed,
+            params,
+            training.placement,
+            data,
+            [printer],
+            folder,
+            training.num_epochs,
+        )
     device = "cuda" if training.placement.accelerator == "gpu" else "cpu"
     return answer(network, held_out.inputs, params.max_batch_per_device, device)
 

@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 
 from slipway.training.checkpoints.callback import has_ended, stops_early
@@ -30,7 +32,26 @@ def test_training_without_patience_never_stops_early() -> None:
 
 
 def test_a_training_has_ended_if_it_stopped_early_or_reached_its_last_epoch() -> None:
-    params = PROJECT.train.model_copy(update={"epochs": 4, "early_stopping_patience": 2})
-    assert not has_ended(_history(3.0, 2.0, 2.5), params)
-    assert has_ended(_history(3.0, 2.0, 2.5, 1.0), params)
-    assert has_ended(_history(2.0, 2.0, 2.5), params)
+    assert not has_ended(_history(3.0, 2.0, 2.5), 4, 2)
+    assert has_ended(_history(3.0, 2.0, 2.5, 1.0), 4, 2)
+    assert has_ended(_history(2.0, 2.0, 2.5), 4, 2)
+    assert not has_ended(_history(2.0, 2.0, 2.5), 4, None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_val", "expected"),
+    [
+        ({"epochs": 40}, 50, 5),
+        ({"epochs": 200}, 5_000, 20),
+        ({"epochs": 40}, 49, None),
+        ({"epochs": 40, "keep": "last"}, 5_000, None),
+        ({"epochs": 2000, "network": "lightgbm"}, 50, 100),
+        ({"early_stopping_patience": 3}, 10, 3),
+        ({"early_stopping_patience": None}, 5_000, None),
+    ],
+)
+def test_patience_follows_from_the_epochs_where_validation_rows_suffice(
+    settings: dict[str, Any], num_val: int, expected: int | None
+) -> None:
+    update = {"early_stopping_patience": "auto", "keep": "best"} | settings
+    assert PROJECT.train.model_copy(update=update).patience(num_val) == expected

@@ -1,5 +1,6 @@
 """Tests of out-of-fold predictions of boosted trees."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,3 +29,8 @@ def test_each_fold_is_predicted_by_trees_fitted_for_all_rounds_without_its_rows(
     assert sorted(path.name for path in tmp_path.glob("fold-*.npy")) == [
         f"fold-{fold}.npy" for fold in range(3)
     ]
+    short, few = replace(training, num_epochs=2), tree_params(epochs=2)
+    found = predict_out_of_fold(short, tmp_path / "short")
+    expected = predict_out_of_fold(replace(training, params=few), tmp_path / "few")
+    assert np.array_equal(found, expected)  # as a member that stopped early
+    assert not np.array_equal(found, answers)
