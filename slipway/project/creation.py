@@ -88,8 +88,7 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
             f"{', '.join(question.candidates)}."
         )
     require_new_project(folder)
-    content = _relocated(proposal.params, folder)
-    params = _params_file(content, proposal.reasons)
+    content, params = _relocated(proposal.params, folder), params_file(folder, proposal)
     folder.mkdir(parents=True, exist_ok=True)
     written = {
         "params.yaml": params,
@@ -112,10 +111,11 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
     return list(written)
 
 
-def _params_file(content: dict[str, Any], reasons: Mapping[str, str]) -> str:
+def params_file(folder: Path, proposal: ProjectProposal) -> str:
     """Return the text of params.yaml. Raises ParamsError unless a run will read it as proposed."""
+    content = _relocated(proposal.params, folder)
     search = proposed_search(content)
-    text = params_text(content, reasons) + search_text(search)
+    text = params_text(content, proposal.reasons) + search_text(search)
     found, expected = parse_yaml(text.encode(), "params.yaml"), {**content, "search": search}
     if wrong := [key for key in expected | found if found.get(key) != expected.get(key)]:
         raise ParamsError(

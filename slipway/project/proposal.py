@@ -20,7 +20,7 @@ from slipway.data.rules.class_names import (
 )
 from slipway.data.sources.text_format import POINT, NumberMarks
 from slipway.data.tables.cells import typed_column
-from slipway.data.tables.column_types import marks_of
+from slipway.data.tables.column_types import ColumnGuess, counts_rows, marks_of
 from slipway.data.tables.hints import written_as
 from slipway.data.tables.notation import NO_NUMBERS, FoundMarks
 from slipway.kinds.inputs import TEXTS
@@ -31,12 +31,13 @@ from slipway.project.gate import ProposedGate, class_gate, label_gate, number_ga
 from slipway.project.inspection import data_params
 from slipway.project.params_text import template_content
 from slipway.project.pretrained import Weights
+from slipway.project.rehearsal import settle
 from slipway.project.summary import DataSummary
 from slipway.project.task_choice import Question, TaskChoice, choose
 
 _WIDTH = 100  # width of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
-_MIN_CLASS_ROWS = 7  # with fewer, a class is missing from a split
+_MIN_CLASS_ROWS = 3  # with fewer, a class is missing from a split
 _DATES = "data.date_format"
 _TABM = {
     "num_submodels": 16,
@@ -207,8 +208,10 @@ class _Draft:
             self._table_recipe()
         else:
             self._image_recipe()
-        self._gates()
         self._outputs()
+        if self.summary.form == "table":
+            self._rehearse()
+        self._gates()
 
     def sampled(self) -> str:
         """Describe in words the rows and images that were inspected."""
@@ -231,6 +234,16 @@ class _Draft:
         """Set several keys with their reasons."""
         for key, (value, reason) in values.items():
             self.set(key, value, reason)
+
+    def _rehearse(self) -> None:
+        """Ask the stages about the table, and take over what they need; see `settle`."""
+        self.set("evaluate.gates", {})
+        settled = settle(self.summary, self.content, self.columns)
+        for change in settled.changes:
+            self.set(*change)
+        kept = self.content["data"]["classes"]
+        self.learned = {name: n for name, n in self.learned.items() if kept is None or name in kept}
+        self.warnings += settled.warnings
 
     def _keep_own_keys(self) -> None:
         """Remove the keys that only other kinds of task have, and add those of this kind."""
@@ -312,7 +325,7 @@ class _Draft:
                 f"left out classes with too few rows for train, val and test: {shown}. Add rows, "
                 "and set data.classes to null"
             )
-        elif tiny:
+        elif tiny and self.summary.form != "table":  # of tables, `settle` leaves them out
             self.warnings.append(
                 f"classes with too few rows for train, val and test: {shown}. The run will stop "
                 "there: add rows, or join classes with data.label_map"
@@ -331,14 +344,15 @@ class _Draft:
 
     def rows_of(self, split: str) -> int:
         """Return the expected rows of train, val or test."""
-        given = dict(self.summary.given)
+        given, target = dict(self.summary.given), self.choice.target
+        num_rows = self.summary.num_rows * (1 - (target.missing_fraction if target else 0))
         if not given and self.choice.roles.split is not None:
             counts = self.choice.roles.split.counts
-            factor = self.summary.num_rows / max(1, counts.total())
+            factor = num_rows / max(1, counts.total())
             given = {name.lower(): round(rows * factor) for name, rows in counts.items()}
         fractions: dict[str, float] = self.content["split"]
         if not given:
-            return round(self.summary.num_rows * fractions[split])
+            return round(num_rows * fractions[split])
         if split in given and split != "train":
             return given[split]
         missing = [name for name in ("val", "test") if name not in given]
@@ -381,10 +395,35 @@ class _Draft:
         names = {column.name for column in taken if column is not None}
         return [c for c in self.columns if c.name not in names and c.guess.kind != "ignore"]
 
+    def _read_counters(self) -> None:
+        """Read years and the like, which count the rows, if no other column is left as an input."""
+        special = {column.name for column in self.choice.roles.special}
+        counters = [
+            column.name
+            for column in self.columns
+            if column.name not in special and column != self.choice.target
+            if column.guess.kind == "ignore" and counts_rows(column.raw)
+            if min(column.numbers) > 1  # from 0 or 1 on, they are numbers of rows
+        ]
+        if self.inputs() or not counters:
+            return
+        number = {"kind": "number", "min": None, "max": None, "required": False}
+        shown = ", ".join(map(repr, counters))
+        self.set(
+            "data.columns", dict.fromkeys(counters, number), f"{shown}: no other input is left"
+        )
+        self.columns = [
+            replace(column, guess=ColumnGuess(column.name, "number", ""))
+            if column.name in counters
+            else column
+            for column in self.columns
+        ]
+
     def _table_cells(self) -> None:
         self._numbers()
         self._categories()
         self.set("clean.rules.conflicting_label", "flag")  # that is what a probability describes
+        self._read_counters()
         if self.notation.words:
             words = list(self.notation.words)
             self.set("data.missing_values", words, "they occur among numbers or dates")

@@ -11,7 +11,7 @@ import yaml
 from dvc.utils.serialize import parse_yaml
 
 from slipway.config.params import load_params
-from slipway.project.creation import _params_file, create
+from slipway.project.creation import create, params_file
 from slipway.project.inspection import inspect
 from slipway.project.proposal import ProjectProposal, propose
 from slipway.system.errors import ParamsError
@@ -116,12 +116,13 @@ def test_every_word_that_yaml_reads_as_something_else_stays_a_class_and_a_column
         csv.writer(file).writerows([("x: y", "1e5", "yes"), *rows])
     found = propose(inspect(tmp_path / "data.csv"), target="yes")
     assert len(found.params["data"]["classes"] or names) == len(names)
-    text = _params_file({**found.params}, found.reasons)
+    text = params_file(tmp_path / "project", found)
     assert parse_yaml(text, "params.yaml")["data"] == found.params["data"]
     # The same names as allowed classes, as spellings of another and in every comment.
     data = {**found.params["data"], "classes": names, "label_map": {"nein": "no", "D E": "D\nE"}}
     reasons = dict.fromkeys(found.reasons, " ".join(names)) | {"data.classes": "classes: D\nE"}
-    text = _params_file({**found.params, "data": data}, reasons)
+    changed = dataclasses.replace(found, params={**found.params, "data": data}, reasons=reasons)
+    text = params_file(tmp_path / "project", changed)
     assert parse_yaml(text, "params.yaml")["data"] == data
 
 

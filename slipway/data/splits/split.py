@@ -72,9 +72,18 @@ class _Assigned:
 def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool = False) -> Split:
     """Split rows of the schema ROWS.
 
-    Raises DataError for an empty split or class, or for a leak that is not allowed. With `several`,
-    the label of a row is a set: exact fractions are met in each set, and in the rarest label of
-    sets that have fewer rows than splits need.
+    Raises DataError for an empty split or class, or for a leak that is not allowed.
+    """
+    split = assign_rows(rows, params, seed, several=several)
+    check_split(split, params)
+    return split
+
+
+def assign_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool = False) -> Split:
+    """Split rows of the schema ROWS, without a check that the splits are complete.
+
+    With `several`, the label of a row is a set: exact fractions are met in each set, and in the
+    rarest label of sets that have fewer rows than splits need.
     """
     rows = rows.sort_by([("id", "ascending"), ("source", "ascending")])
     units = find_units(rows, seed)
@@ -94,7 +103,7 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool 
     table = _with_columns(rows, {"split": _names(parts), "fold": folds})
     table = table.filter(pa.array(parts == reaches))
     leaks = find_leaks(table)
-    split = Split(
+    return Split(
         way=way,
         rows=_with_columns(table, {"leaked": pa.array(leaks.rows)}).cast(SPLIT_ROWS),
         purged=_purged(rows, parts, reaches),
@@ -105,10 +114,14 @@ def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool 
         cut_by_time=assigned.cut_by_time,
         several=several,
     )
+
+
+def check_split(split: Split, params: SplitParams) -> None:
+    """Raise DataError for an empty split or class, or for a leak that is not allowed."""
     check_complete(split)
-    if way != "given" or params.on_leak == "fail":  # auto: only the user's own split may leak
-        check_leaks(leaks, is_own_split=way == "given")
-    return split
+    is_own = split.way == "given"
+    if not is_own or params.on_leak == "fail":  # auto: only the user's own split may leak
+        check_leaks(split.leaks, is_own_split=is_own)
 
 
 def check_given(params: SplitParams) -> None:
@@ -209,22 +222,32 @@ def check_complete(split: Split) -> None:
             f"split {', '.join(missing)} is empty: {split.rows.num_rows} rows became "
             f"{counts}{purged}.{units} {_remedy(split)}"
         )
-    classes = count_classes(split.rows, several=split.several)
-    needed = SPLITS if split.way in ("stable", "exact") else SPLITS[:1]
-    short = {label: found for label, found in classes.items() if not all(found[: len(needed)])}
-    if short:
+    if short := short_classes(split):
         lines = [
             f"  {label!r}: train {train}, val {val}, test {test}"
             for label, (train, val, test) in short.items()
         ]
         if len(lines) > _MAX_SHOWN:
             lines[_MAX_SHOWN:] = ["  ..."]
-        where = "a split" if len(needed) > 1 else "train"
+        where = "a split" if len(_needed(split)) > 1 else "train"
+        num_classes = len(count_classes(split.rows, several=split.several))
         raise DataError(
-            f"{len(short)} of {len(classes)} classes lack rows in {where}:\n"
+            f"{len(short)} of {num_classes} classes lack rows in {where}:\n"
             + "\n".join(lines)
             + f"\n{_remedy(split)}"
         )
+
+
+def short_classes(split: Split) -> dict[str, list[int]]:
+    """Return the rows in each split of every class that lacks rows where it must have some."""
+    num_needed = len(_needed(split))
+    classes = count_classes(split.rows, several=split.several)
+    return {label: found for label, found in classes.items() if not all(found[:num_needed])}
+
+
+def _needed(split: Split) -> Sequence[str]:
+    """Return the splits that must have every class; a split of the user's or by time may not."""
+    return SPLITS if split.way in ("stable", "exact") else SPLITS[:1]
 
 
 def _way(rows: pa.Table, params: SplitParams) -> Way:

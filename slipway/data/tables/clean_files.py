@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from slipway.data.engine.rows import read_record, read_table, row_numbers, write_table
 from slipway.data.engine.scratch import slices, store_table
@@ -66,6 +67,11 @@ def write_unlabelled(folder: Path, raw: RawTable, quarantine: pa.Table) -> None:
     if not len(sources):
         return
     rows = np.searchsorted(raw.numbers, np.sort(row_numbers(sources).to_numpy()))
+    write_raw_rows(folder / UNLABELLED, raw, rows)
+
+
+def write_raw_rows(path: Path, raw: RawTable, rows: NDArray[np.int64]) -> None:
+    """Write the raw cells of some rows to a Parquet file, without columns of unknown types."""
     columns = [column for column in raw.columns.values() if column.stored != "other"]
     schema = pa.schema([(column.name, column.values.type) for column in columns])
 
@@ -78,7 +84,7 @@ def write_unlabelled(folder: Path, raw: RawTable, quarantine: pa.Table) -> None:
             ]
             yield pa.record_batch(cells, schema=schema)
 
-    write_table(folder / UNLABELLED, store_table(batches(), schema), schema)
+    write_table(path, store_table(batches(), schema), schema)
 
 
 def read_cells(folder: Path) -> tuple[pa.Table, TableColumns]:
