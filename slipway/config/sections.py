@@ -102,6 +102,8 @@ class DataParams(ParamsSection):
     sources: Annotated[list[str], Field(min_length=1, examples=[["2024/*.csv"]])] | None
     # Of a .csv or of text files, a name that Python knows.
     encoding: Annotated[str, Field(examples=["utf-8"])]
+    # Of the names in an archive that does not declare UTF-8, such as cp932; null: UTF-8 or cp437.
+    archive_encoding: str | None = None
     task: Task
     # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image
     # tasks that read a table.
@@ -182,9 +184,11 @@ class DataParams(ParamsSection):
                 "set thousands to null, or to the mark between thousands"
             )
 
-    @field_validator("encoding")
+    @field_validator("encoding", "archive_encoding")
     @classmethod
-    def _encoding_is_known(cls, encoding: str) -> str:
+    def _encoding_is_known(cls, encoding: str | None) -> str | None:
+        if encoding is None:
+            return None
         try:
             "a".encode(encoding)
         except (LookupError, ValueError):

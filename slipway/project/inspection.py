@@ -18,8 +18,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
-from slipway.data.sources.archive_members import CHUNK_BYTES, DAMAGE, Member, read_members
-from slipway.data.sources.archives import is_archive, name_problem
+from slipway.data.sources.archive_members import (
+    CHUNK_BYTES,
+    DAMAGE,
+    Member,
+    name_hint,
+    read_members,
+)
+from slipway.data.sources.archives import (
+    ENDINGS,
+    MemberNames,
+    is_archive,
+    name_problem,
+    only_archives,
+    shown_as,
+)
 from slipway.data.sources.formats import excel
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TablePart, is_table_file
 from slipway.data.sources.raw_tables import RawColumn, RawTable, column_names
@@ -50,6 +63,7 @@ from slipway.system.errors import DataError
 _USUAL_FRACTION = 0.9  # fraction of the cells of a column that are image names
 _MOST_NAMED = 5
 _MOST_GROUPS = 20  # of a Parquet file
+_SHEET = "sheet.jsonl"
 _START_BYTES = 1 << 16  # of a CSV, for its encoding
 _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
 _MOST_MEMBERS, _MOST_RATIO = 1_000_000, 200
@@ -68,7 +82,10 @@ def inspect(path: Path) -> DataSummary:
         )
     if not is_archive(path):
         return _inspect(path, lambda _, listed: listed)
-    with tempfile.TemporaryDirectory(prefix="slipway-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="slipway-") as folder,
+        shown_as({Path(folder): path, Path(folder, _SHEET): path}),
+    ):
         found = _sample_archive(path, Path(folder))
 
         def counted(inside: Path, _: int) -> int:
@@ -80,7 +97,7 @@ def inspect(path: Path) -> DataSummary:
             )
 
         summary = _inspect(found.root, counted)
-    is_exact = summary.is_exact and not found.notes
+    is_exact = summary.is_exact and found.is_whole
     return replace(summary, path=path, is_exact=is_exact, notes=(*found.notes, *summary.notes))
 
 
@@ -276,15 +293,16 @@ class ArchiveSample(NamedTuple):
 
     root: Path
     num_files: Counter[str]  # files by the folder's path relative to `root`; "." for the top
-    notes: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    is_whole: bool = True  # every file of the archive was counted
 
 
 def _sample_archive(path: Path, folder: Path) -> ArchiveSample:
     """Unpack a sample into the empty `folder`; DataError if the archive is damaged or unsafe."""
     if path.suffix.lower() == excel.ENDING:
-        excel.write_sheet(path, folder / "sheet.jsonl", _MOST_RATIO * path.stat().st_size)
-        return ArchiveSample(folder, Counter({".": 1}), ())
-    num_files, notes = _unpack_some(path, folder)
+        excel.write_sheet(path, folder / _SHEET, _MOST_RATIO * path.stat().st_size)
+        return ArchiveSample(folder, Counter({".": 1}))
+    num_files, notes, is_whole = _unpack_some(path, folder)
     entries = visible_entries(folder)
     # The stages do the same.
     root = Path(entries[0].path) if len(entries) == 1 and entries[0].is_dir() else folder
@@ -296,20 +314,27 @@ def _sample_archive(path: Path, folder: Path) -> ArchiveSample:
             if PurePosixPath(place).is_relative_to(top)
         }
     )
-    return ArchiveSample(root, below, notes)
+    return ArchiveSample(root, below, notes, is_whole)
 
 
-def _unpack_some(path: Path, folder: Path) -> tuple[Counter[str], tuple[str, ...]]:
-    """Unpack all tables and some files of each folder; return the files by folder, and remarks."""
-    begin, num_bytes = time.monotonic(), 0
+def _unpack_some(path: Path, folder: Path) -> tuple[Counter[str], tuple[str, ...], bool]:
+    """Unpack all tables and some files of each folder.
+
+    Returns the files by folder, remarks, and True if there was time for all of them.
+    """
+    begin, num_bytes, is_whole = time.monotonic(), 0, True
     num_files: Counter[str] = Counter()
+    names, inner, notes = MemberNames(), list[str](), dict[str, None]()
     for member in read_members(path, _MOST_MEMBERS, _MOST_RATIO * path.stat().st_size):
         if time.monotonic() - begin > _MOST_SECONDS:
-            return num_files, (f"looked at the first {num_files.total():,} files of the archive",)
-        inside = PurePosixPath(member.name)
-        if member.is_folder or any(map(is_skipped, inside.parts)):
+            notes[f"looked at the first {num_files.total():,} files of the archive"] = None
+            is_whole = False
+            break
+        inside = PurePosixPath(*member.parts)
+        problem = member.problem or name_problem(member.name)
+        if member.is_folder or (not problem and any(map(is_skipped, inside.parts))):
             continue
-        if problem := member.problem or name_problem(member.name):
+        if problem := problem or names.problem(member.parts, is_folder=False):
             raise DataError(
                 f"the archive {str(path)!r} has {member.name!r}, {problem}. Pack it without it."
             )
@@ -318,7 +343,13 @@ def _unpack_some(path: Path, folder: Path) -> tuple[Counter[str], tuple[str, ...
         is_table = is_table_file(inside.name)
         if is_table or (num_files[place] <= _FILES_PER_FOLDER and num_bytes < _MOST_BYTES):
             num_bytes += _write(member, folder / inside)
-    return num_files, ()
+        if inside.name.lower().endswith(ENDINGS):
+            inner.append(member.name)
+        if member.foreign_name is not None and not notes:
+            notes[name_hint(path, member.foreign_name)] = None
+    if inner and len(inner) == num_files.total():
+        raise only_archives(path, inner)
+    return num_files, tuple(notes), is_whole
 
 
 def _write(member: Member, target: Path) -> int:

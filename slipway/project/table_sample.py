@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from slipway.data.sources.archives import shown_as
 from slipway.data.sources.formats.csv_files import START_CHARACTERS, csv_names, find_csv_start
 from slipway.data.sources.formats.json_lines import is_jsonl
 from slipway.data.sources.raw_tables import RawTable, join_tables, read_raw_table, stored_column
@@ -105,7 +106,7 @@ def _sample_csv(path: Path, budget: int) -> TableSample:
         return TableSample(raw, raw.num_read, True, encoding)
     csv_names(path, encoding)  # its errors name the file, not the sample of it
     payload = _pieces(path, payload, size, budget, encoding)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, shown_as({Path(folder): path.parent}):
         part = Path(folder, path.name)
         part.write_bytes(payload)
         raw = read_raw_table(part, written=TextFormat(encoding))
@@ -152,7 +153,11 @@ def _sample_jsonl(path: Path, budget: int) -> TableSample:
     if size <= budget:
         raw = read_raw_table(path, written=TextFormat(list_columns=None))
         return TableSample(raw, raw.num_read, True)
-    with path.open("rb") as file, tempfile.TemporaryDirectory() as folder:
+    with (
+        path.open("rb") as file,
+        tempfile.TemporaryDirectory() as folder,
+        shown_as({Path(folder): path.parent}),
+    ):
         payload = file.read(budget)
         part = Path(folder, path.name)
         part.write_bytes(payload[: payload.rfind(b"\n") + 1])

@@ -12,7 +12,7 @@ from slipway.data.merge.new_rows import read_recent_mark
 from slipway.data.rules.report import CleanResult
 from slipway.data.rules.result import check_usable
 from slipway.data.sources import sources
-from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.sources.archives import ArchiveLimits, archives_of, shown_as, unpacked
 from slipway.data.tables.clean_files import UNLABELLED
 from slipway.kinds.registry import kind_of
 from slipway.reports.pages.clean_page import clean_page, pictures_of
@@ -31,7 +31,13 @@ def run(params: Params) -> None:
 
     Raises DataError if too many samples are bad; `.work/clean/quarantine.parquet` lists them.
     """
-    data, layout = sources.with_given_split(unpacked(params.data, ArchiveLimits.of(params.clean)))
+    plain = unpacked(params.data, ArchiveLimits.of(params.clean))
+    with shown_as(archives_of(params.data)):
+        _clean(params, plain)
+
+
+def _clean(params: Params, plain: DataParams) -> None:
+    data, layout = sources.with_given_split(plain)
     kind = kind_of(data.task).input
     clean: Callable[[DataParams, CleanParams], CleanResult] = kind.load_part("clean")
     result = clean(data, params.clean)

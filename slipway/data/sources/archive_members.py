@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import lzma
 import mmap
+import re
 import stat
 import struct
 import tarfile
@@ -35,6 +36,8 @@ _LOOKS = {
 _BLOCK = 512  # block size of a tar
 _ENCRYPTED = 0x0001 | 0x0040 | 0x2000  # flags of a zip member
 _UTF8_NAME = 0x0800  # flag of a zip member; without it zipfile reads its name as cp437
+# Of the systems that write archives without UTF-8: DOS, Windows in several languages, Unix.
+_NAME_ENCODINGS = ("cp437", "cp1252", "cp932", "gb18030", "big5", "cp949", "cp866", "cp1251")
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
 DAMAGE = (
     zipfile.BadZipFile,
@@ -59,18 +62,31 @@ class Member:
     name: str
     is_folder: bool
     declared_bytes: int
-    problem: str | None  # reason not to unpack it, independent of its name
+    problem: str | None  # reason not to unpack it, independent of its path
     open: Callable[[], IO[bytes]]
+    foreign_name: bytes | None = None  # its name is not UTF-8, and no encoding was given
+
+    @property
+    def parts(self) -> list[str]:
+        """The parts of its path. A backslash separates folders, too, as in archives of Windows."""
+        return [part for part in re.split(r"[/\\]", self.name) if part not in ("", ".")]
 
 
-def read_members(path: Path, max_members: int, max_bytes: int) -> Iterator[Member]:
+def read_members(
+    path: Path, max_members: int, max_bytes: int, encoding: str | None = None
+) -> Iterator[Member]:
     """Yield the members of the archive `path` in order; read each one before the next is requested.
 
-    Raises DataError if the archive is damaged, has more than `max_members` members, or is a
-    compressed stream of more than `max_bytes`.
+    `encoding` is that of names that the archive does not declare to be UTF-8. Raises DataError if
+    the archive is damaged, has more than `max_members` members, or is a compressed stream of more
+    than `max_bytes`.
     """
     is_zip = path.suffix.lower() in (".zip", ".xlsx")
-    members = _zip_members(path, max_members) if is_zip else _tar_members(path, max_bytes)
+    members = (
+        _zip_members(path, max_members, encoding)
+        if is_zip
+        else _tar_members(path, max_bytes, encoding)
+    )
     last = ""
     try:
         for number, member in enumerate(members, start=1):
@@ -96,6 +112,24 @@ def _damaged(path: Path, last: str, error: Exception) -> DataError:
     )
 
 
+def name_hint(path: Path, raw: bytes) -> str:
+    """Say how a name that is not UTF-8 reads in some encodings, and which key chooses one."""
+    read = {}
+    for encoding in _NAME_ENCODINGS:
+        with contextlib.suppress(UnicodeError):
+            read[encoding] = raw.decode(encoding)
+    likely = {
+        encoding: name
+        for encoding, name in read.items()
+        if all(one.isascii() or one.isalpha() for one in name)
+    }
+    shown = ", ".join(f"{encoding} ({name!r})" for encoding, name in (likely or read).items())
+    return (
+        f"{path.name} has names that are not UTF-8. If they look wrong, set data.archive_encoding "
+        f"to the encoding in which they read well: {shown}"
+    )
+
+
 def too_many(path: Path, max_members: int) -> DataError:
     return DataError(
         f"the archive {str(path)!r} has more than {max_members} members, which "
@@ -103,7 +137,7 @@ def too_many(path: Path, max_members: int) -> DataError:
     )
 
 
-def _zip_members(path: Path, max_members: int) -> Iterator[Member]:
+def _zip_members(path: Path, max_members: int, encoding: str | None) -> Iterator[Member]:
     if _count_members(path, max_members) > max_members:  # before ZipFile creates an object for each
         raise too_many(path, max_members)
     with zipfile.ZipFile(path) as archive:
@@ -112,15 +146,30 @@ def _zip_members(path: Path, max_members: int) -> Iterator[Member]:
             def read(info: zipfile.ZipInfo = info) -> IO[bytes]:
                 return archive.open(info)
 
-            yield Member(_zip_name(info), info.is_dir(), info.file_size, _zip_problem(info), read)
+            name, foreign, problem = info.filename, None, None
+            if not (name.isascii() or info.flag_bits & _UTF8_NAME):
+                name, foreign, problem = _read_name(name, name.encode("cp437"), encoding)
+            yield Member(
+                name,
+                info.filename.endswith(("/", "\\")),
+                info.file_size,
+                _zip_problem(info) or problem,
+                read,
+                foreign,
+            )
 
 
-def _zip_name(info: zipfile.ZipInfo) -> str:
-    """Return the name. It may be UTF-8 without the flag that says so, as macOS writes it."""
-    if not info.flag_bits & _UTF8_NAME:
-        with contextlib.suppress(UnicodeError):
-            return info.filename.encode("cp437").decode()
-    return info.filename
+def _read_name(name: str, raw: bytes, encoding: str | None) -> tuple[str, bytes | None, str | None]:
+    """Return a name, its bytes if they are of no known encoding, and the reason to refuse it.
+
+    `name` is returned if its bytes cannot be read. Without an `encoding` it may be UTF-8 that is not declared, as macOS writes it.
+    """
+    try:
+        return raw.decode(encoding or "utf-8"), None, None
+    except UnicodeError:
+        if encoding is None:
+            return name, raw, None
+        return name, None, f"its name is not {encoding}, which data.archive_encoding says"
 
 
 def _zip_problem(info: zipfile.ZipInfo) -> str | None:
@@ -166,13 +215,13 @@ def _count_members(path: Path, most: int) -> int:
     return count
 
 
-def _tar_members(path: Path, max_bytes: int) -> Iterator[Member]:
+def _tar_members(path: Path, max_bytes: int, encoding: str | None) -> Iterator[Member]:
     with path.open("rb") as file:
         is_plain = path.suffix.lower() == ".tar"
         stream = file if is_plain else _decompressed(path, file)
         reader = _Forward(stream, path, None if is_plain else max_bytes)
         # TarFile needs only read, seek and tell.
-        archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2)  # type: ignore[arg-type]
+        archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2, encoding="utf-8")  # type: ignore[arg-type]
         while (info := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # keeps every header
 
@@ -181,8 +230,27 @@ def _tar_members(path: Path, max_bytes: int) -> Iterator[Member]:
                 assert content is not None
                 return content
 
-            yield Member(info.name, info.isdir(), info.size, _tar_problem(info), read)
+            name, foreign, problem = info.name, None, None
+            if not _is_utf8(name):
+                raw = name.encode("utf-8", "surrogateescape")
+                name, foreign, problem = _read_name(name, raw, encoding)
+            yield Member(
+                name,
+                info.isdir(),
+                info.size,
+                _tar_problem(info) or problem,
+                read,
+                foreign,
+            )
         reader.check_end()
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeError:
+        return False
+    return True
 
 
 def _decompressed(path: Path, file: Any) -> Any:

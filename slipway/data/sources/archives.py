@@ -3,16 +3,18 @@
 Names and types of all members are checked first. An archive is refused as a whole if any member
 would be written outside the folder, is a link, or has a name that systems read differently. The
 error names all such members, and nothing is written. An archive inside an archive is an ordinary
-file. An Excel workbook, which is a zip, is unpacked to the table in its first sheet.
+file, but an archive of nothing else is refused. An Excel workbook, which is a zip, is unpacked to
+the table in its first sheet.
 """
 
 import errno
 import json
 import os
 import re
+import shlex
 import shutil
 import unicodedata
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,7 @@ from slipway.data.sources.archive_members import (
     CHUNK_BYTES,
     DAMAGE,
     Member,
+    name_hint,
     read_members,
     too_large,
 )
@@ -31,11 +34,12 @@ from slipway.data.sources.joined import source_names
 from slipway.data.sources.samples import visible_entries
 from slipway.kinds.registry import kind_of
 from slipway.system import files
-from slipway.system.errors import DataError, UnavailableError
+from slipway.system.errors import DataError, SlipwayError, UnavailableError
 
 ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", excel.ENDING)
 FOLDER = Path(".work/archives")
 _MAX_SHOWN = 20
+_MAX_INNER = 3
 _MOST_NAME_BYTES = 255  # longest part of a path on every common file system
 _MOST_PATH_BYTES = 1024
 
@@ -75,12 +79,34 @@ def is_archive(path: Path) -> bool:
     return path.name.lower().endswith(ENDINGS) and path.is_file()
 
 
-def content_of(path: Path) -> Path:
+def content_of(path: Path, data: DataParams) -> Path:
     """Return the folder with the content of an unpacked archive; return other paths unchanged."""
     if not is_archive(path):
         return path
-    target = _target(path, FOLDER)
+    target = _target(path, FOLDER, data.archive_encoding)
     return _top(target) if _is_complete(target) else path
+
+
+@contextmanager
+def shown_as(given: Mapping[Path, Path]) -> Iterator[None]:
+    """Let errors name the files that the user gave, in place of the paths of unpacked copies."""
+    try:
+        yield
+    except SlipwayError as error:
+        if error.args and isinstance(text := error.args[0], str):
+            for copy in sorted(given, key=lambda path: -len(str(path))):
+                text = text.replace(str(copy), str(given[copy]))
+            error.args = (text, *error.args[1:])
+        raise
+
+
+def archives_of(data: DataParams) -> dict[Path, Path]:
+    """Return the archives that `data` names, by the folder of the content of each."""
+    path = Path(data.path)
+    paths = [path]
+    if data.sources is not None and path.is_dir():
+        paths += [path / name for name in source_names(data)]
+    return {content_of(one, data): one for one in paths if is_archive(one)}
 
 
 def _unpack_for(data: DataParams, path: Path, limits: ArchiveLimits) -> Path:
@@ -89,18 +115,19 @@ def _unpack_for(data: DataParams, path: Path, limits: ArchiveLimits) -> Path:
             f"data.path {str(path)!r} is an Excel workbook, which is read for the tasks of tables. "
             "Save it as .csv in the folder of its images."
         )
-    return unpack(path, FOLDER, limits)
+    return unpack(path, FOLDER, limits, data.archive_encoding)
 
 
-def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
+def unpack(path: Path, folder: Path, limits: ArchiveLimits, encoding: str | None = None) -> Path:
     """Unpack an archive below `folder`, unless that has been done before.
 
-    Returns the folder of its content, without a single enclosing folder.
+    `encoding` is that of names that are not declared to be UTF-8; without it, a hint is printed if
+    they are not. Returns the folder of its content, without a single enclosing folder.
     """
-    target = _target(path, folder)
+    target = _target(path, folder, encoding)
     if not _is_complete(target):
         listing = folder / "refused.txt"
-        _check_disk_space(path, folder, _check_members(path, limits, listing))
+        _check_disk_space(path, folder, _check_members(path, limits, encoding, listing))
         # Not flushed to disk: what a crash loses is unpacked again.
         with files.new_directory(target, durable=False) as partial:
             content = partial / "content"
@@ -109,13 +136,15 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits) -> Path:
                 max_bytes = limits.max_ratio * path.stat().st_size
                 excel.write_sheet(path, content / "sheet.jsonl", max_bytes)
             else:
-                _fill(path, content, limits, listing)
+                _fill(path, content, limits, encoding, listing)
             files.write_json(partial / "archive.json", _measure(content))
     return _top(target)
 
 
-def _target(path: Path, folder: Path) -> Path:
-    return folder / (_digest(path) + excel.ENDING * (path.suffix.lower() == excel.ENDING))
+def _target(path: Path, folder: Path, encoding: str | None) -> Path:
+    if path.suffix.lower() == excel.ENDING:
+        return folder / (_digest(path) + excel.ENDING)
+    return folder / (_digest(path) + (f"-{encoding}" if encoding else ""))
 
 
 def _top(target: Path) -> Path:
@@ -146,7 +175,7 @@ def name_problem(name: str) -> str | None:
 
 
 @dataclass
-class _Names:
+class MemberNames:
     """The paths of earlier members, compared without case and in one Unicode form."""
 
     folders: dict[str, str] = field(default_factory=dict)
@@ -190,26 +219,40 @@ def _folded(path: str) -> str:
     return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).casefold())
 
 
-def _check_members(path: Path, limits: ArchiveLimits, listing: Path) -> int:
+def only_archives(path: Path, inner: Sequence[str]) -> DataError:
+    """Return the error for an archive that holds only archives, which are not unpacked."""
+    unpack_it = "unzip" if path.suffix.lower() == ".zip" else "tar -xf"
+    shown = ", ".join(map(repr, inner[:_MAX_INNER])) + ", ..." * (len(inner) > _MAX_INNER)
+    return DataError(
+        f"the archive {str(path)!r} holds nothing but {shown}, expected a folder of classes or a "
+        "table: an archive or a workbook in an archive is not opened. Unpack the outer one, and "
+        f"give what is in it: {unpack_it} {shlex.quote(str(path))}"
+    )
+
+
+def _check_members(path: Path, limits: ArchiveLimits, encoding: str | None, listing: Path) -> int:
     """Check every member before anything is written; return the total of their declared sizes.
 
     Raises DataError naming all unsafe members.
     """
     max_bytes = limits.max_ratio * path.stat().st_size
-    names = _Names()
+    names = MemberNames()
     num_files = num_bytes = 0
+    inner, foreign = list[str](), None
     problems: list[str] = []
-    for member in read_members(path, limits.max_members, max_bytes):
+    for member in read_members(path, limits.max_members, max_bytes, encoding):
+        foreign = foreign or member.foreign_name
         problem = (
             member.problem
             or name_problem(member.name)
-            or names.problem(_parts(member.name), member.is_folder)
+            or names.problem(member.parts, member.is_folder)
         )
         if problem:
             problems.append(f"{member.name!r}: {problem}")
         elif _is_wanted(member):
             num_files += 1
             num_bytes += member.declared_bytes
+            inner += [member.name] if member.name.lower().endswith(ENDINGS) else []
     if problems:
         raise _refused(path, problems, listing)
     if num_bytes > max_bytes:
@@ -219,14 +262,20 @@ def _check_members(path: Path, limits: ArchiveLimits, listing: Path) -> int:
             f"the archive {str(path)!r} holds no files, "
             "expected a folder of classes, or a table with its images."
         )
+    if len(inner) == num_files:
+        raise only_archives(path, inner)
+    if foreign is not None:
+        print(name_hint(path, foreign))
     return num_bytes
 
 
-def _fill(path: Path, content: Path, limits: ArchiveLimits, listing: Path) -> None:
+def _fill(
+    path: Path, content: Path, limits: ArchiveLimits, encoding: str | None, listing: Path
+) -> None:
     """Unpack the checked members, counting their bytes again because headers may lie."""
     max_bytes = bytes_left = limits.max_ratio * path.stat().st_size
     problems: list[str] = []
-    for member in read_members(path, limits.max_members, max_bytes):
+    for member in read_members(path, limits.max_members, max_bytes, encoding):
         if member.problem or name_problem(member.name):
             raise DataError(
                 f"the archive {str(path)!r} changed while it was unpacked. "
@@ -234,7 +283,7 @@ def _fill(path: Path, content: Path, limits: ArchiveLimits, listing: Path) -> No
             )
         if _is_wanted(member):
             # After the first problem nothing is written, but the other members are still checked.
-            target = None if problems else content.joinpath(*_parts(member.name))
+            target = None if problems else content.joinpath(*member.parts)
             written, problem = _copy(member, target, bytes_left)
             bytes_left -= written
             if problem:
@@ -245,12 +294,8 @@ def _fill(path: Path, content: Path, limits: ArchiveLimits, listing: Path) -> No
         raise _refused(path, problems, listing)
 
 
-def _parts(name: str) -> list[str]:
-    return [part for part in name.replace("\\", "/").split("/") if part not in ("", ".")]
-
-
 def _is_wanted(member: Member) -> bool:
-    parts = _parts(member.name)
+    parts = member.parts
     return not member.is_folder and bool(parts) and parts[0] != "__MACOSX"
 
 

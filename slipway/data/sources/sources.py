@@ -205,7 +205,7 @@ def each_source(data: DataParams) -> dict[str, DataParams]:
     """
     return {
         name: data.model_copy(
-            update={"path": str(content_of(Path(data.path, name))), "sources": None}
+            update={"path": str(content_of(Path(data.path, name), data)), "sources": None}
         )
         for name in source_names(data)
     }

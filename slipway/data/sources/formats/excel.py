@@ -32,16 +32,16 @@ def write_sheet(path: Path, target: Path, max_bytes: int) -> None:
             "or save the sheet as .csv."
         ) from None
     try:
-        book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        sheet = book.worksheets[0]
-        sheet.reset_dimensions()  # some writers store wrong dimensions
-        with target.open("wb") as file:
+        # Opened here, because openpyxl does not close a file that it cannot read.
+        with path.open("rb") as content, target.open("wb") as file:
+            book = openpyxl.load_workbook(content, read_only=True, data_only=True)
+            sheet = book.worksheets[0]
+            sheet.reset_dimensions()  # some writers store wrong dimensions
             for record in _records(path, sheet.iter_rows(values_only=True)):
                 line = json.dumps(record, ensure_ascii=False, allow_nan=False) + "\n"
                 if file.tell() + len(line) > max_bytes:
                     raise too_large(path, max_bytes)
                 file.write(line.encode())
-        book.close()
     except (DataError, MemoryError):
         raise
     except Exception as error:  # openpyxl raises whatever a damaged part of the file leads to
