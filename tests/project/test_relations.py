@@ -11,7 +11,7 @@ import yaml
 
 from slipway.config import edit
 from slipway.project.column_roles import sampled_columns
-from slipway.project.creation import _params_file, _readme
+from slipway.project.creation import _readme, params_file
 from slipway.project.inspection import inspect
 from slipway.project.proposal import ProjectProposal, propose
 from slipway.project.recipe import Machine
@@ -195,7 +195,7 @@ def test_a_copy_that_clean_ignores_by_itself_is_no_suspected_leak(tmp_path: Path
 @pytest.mark.parametrize("name", ["copy", "a copy's copy", "copy.1", "copy=1"])
 def test_the_command_of_a_leak_changes_the_params_of_the_project(tmp_path: Path, name: str) -> None:
     proposal = proposed(measured(tmp_path, 0.05, name))
-    before = _params_file(dict(proposal.params), proposal.reasons)
+    before = params_file(tmp_path, proposal)
     _, _, *changes = command_in(proposal)
     after = edit.changed_text(before, edit.read_assignments(changes))
     assert yaml.safe_load(after)["data"]["columns"] == {name: {"kind": "ignore"}}
