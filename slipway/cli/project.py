@@ -9,7 +9,8 @@ from slipway.cli.command import say
 from slipway.project.creation import create, require_new_project
 from slipway.project.inspection import inspect
 from slipway.project.pretrained import find_weights
-from slipway.project.proposal import ProjectProposal, propose
+from slipway.project.proposal import propose
+from slipway.project.task_choice import Question
 
 
 @click.command()
@@ -24,8 +25,20 @@ from slipway.project.proposal import ProjectProposal, propose
     "--task", metavar="TASK", help="The task, such as table_regression, if the data is unclear."
 )
 @click.option("--target", metavar="COLUMN", help="The column to predict, if several could be.")
+@click.option(
+    "--split-by",
+    metavar="COLUMN",
+    help="The column of a panel by which its rows are split, such as Country or Year, or none.",
+)
 @click.option("--yes", is_flag=True, help="Write the project without asking about proposals.")
-def init(folder: Path, data: Path, task: str | None, target: str | None, yes: bool) -> None:
+def init(
+    folder: Path,
+    data: Path,
+    task: str | None,
+    target: str | None,
+    split_by: str | None,
+    yes: bool,
+) -> None:
     """Look at the data, propose every setting with its reason, and write a project.
 
     FOLDER is created if it is missing; by default it is the working directory. An existing project
@@ -37,11 +50,14 @@ def init(folder: Path, data: Path, task: str | None, target: str | None, yes: bo
     say(f"looking at {data} ...")
     summary = inspect(data)
     weights = None if summary.images is None else find_weights(folder)
-    proposal = propose(summary, task, target, weights=weights)
+    proposal = propose(summary, task, target, split_by=split_by, weights=weights)
     while proposal.questions and is_asked:
-        answers = _ask(proposal)
+        answers = _ask(proposal.questions[0])
         task, target = answers.get("--task", task), answers.get("--target", target)
-        proposal = propose(summary, task, target, weights=weights)
+        proposal = propose(summary, task, target, split_by=split_by, weights=weights)
+    if proposal.panel is not None and is_asked and split_by is None and not yes:
+        split_by = _ask(proposal.panel)["--split-by"]
+        proposal = propose(summary, task, target, split_by=split_by, weights=weights)
     if not proposal.questions:
         say(proposal.text())
         if is_asked and not yes:
@@ -52,8 +68,7 @@ def init(folder: Path, data: Path, task: str | None, target: str | None, yes: bo
     say(f"  {go}slipway run    # make the model\n  slipway serve  # start the service")
 
 
-def _ask(proposal: ProjectProposal) -> dict[str, str]:
-    question = proposal.questions[0]
+def _ask(question: Question) -> dict[str, str]:
     choice = click.Choice(question.candidates)
     answer: str = click.prompt(question.text, type=choice, default=question.candidates[0])
     return {question.option: answer}

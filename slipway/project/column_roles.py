@@ -37,6 +37,12 @@ _BIRTH = re.compile(r"birth|dob\b|born")
 _MIN_ROWS_PER_GROUP = 1.2
 _MIN_GROUPS = 8
 _MIN_DATES = 10
+_TIMES = "years?|yr|dates?|months?|weeks?|days?|hours?|time|period|quarter|wave|round|visit|age"
+_TIME_NAME = re.compile(rf"(.*_)?({_TIMES})(_.*)?")
+_LONG_AGO, _FAR_AHEAD = 1700, 2200  # years between which consecutive whole numbers are years
+_FEWEST_TIMES, _FEWEST_IN_PANEL = 3, 3
+_PANEL_FILLED = 0.5  # least fraction of the pairs of a group and a time that have a row
+_MANY_GROUPS = 20  # enough to test a model on groups that it has not seen
 _MOST_CLASSES = 20  # most classes of a column of whole numbers
 # Between the labels of a cell, the usual one first.
 _SEPARATORS: tuple[str, ...] = (LABELS.settings["data.label_separator"], ";", ",", "/")
@@ -222,6 +228,22 @@ def _not_an_input(column: SampledColumn) -> SampledColumn:
 
 
 @dataclass(frozen=True)
+class Panel:
+    """A column such as Country, each of whose values has at most one row per value of a time."""
+
+    group: SampledColumn
+    time: SampledColumn
+
+    @property
+    def usual(self) -> SampledColumn:
+        """The column by which the rows are split unless the user wants the other one."""
+        has_many_groups = len(self.group.counts) >= _MANY_GROUPS
+        is_short = len(self.time.counts) < _MIN_DATES
+        by_group = self.time.guess.kind != "date" and (has_many_groups or is_short)
+        return self.group if by_group else self.time
+
+
+@dataclass(frozen=True)
 class Roles:
     """Columns with a role besides input, such as group or time, and candidates for the target.
 
@@ -234,6 +256,7 @@ class Roles:
     weight: SampledColumn | None
     split: SampledColumn | None
     dates: Sequence[SampledColumn]
+    panel: Panel | None = None  # of which `group` or `time` is one column
 
     @property
     def special(self) -> list[SampledColumn]:
@@ -251,8 +274,13 @@ class Roles:
         return named[0] if len(named) == 1 else None
 
 
-def find_roles(columns: Sequence[SampledColumn], target: str | None) -> Roles:
-    """Return the role of each column except `target`, which the user named."""
+def find_roles(
+    columns: Sequence[SampledColumn], target: str | None, split_by: str | None = None
+) -> Roles:
+    """Return the role of each column except `target`, which the user named.
+
+    `split_by` is the column of a panel that the user chose, or any other text for none of them.
+    """
     others = [column for column in columns if column.name != target]
     split = _first(others, lambda c: c.plain_name in _SPLIT_NAMES and _names_splits(c))
     weight = _first(others, lambda c: c.plain_name in _WEIGHT_NAMES and c.is_numeric)
@@ -260,9 +288,56 @@ def find_roles(columns: Sequence[SampledColumn], target: str | None) -> Roles:
     dates = [c for c in others if c.guess.kind == "date" and not _BIRTH.search(c.plain_name)]
     dates = [c for c in dates if len(c.counts) >= _MIN_DATES]
     time = dates[0] if len(dates) == 1 and dates[0].missing_fraction < 0.01 else None
+    panel = _find_panel([column for column in others if column not in (split, weight)])
+    if panel is not None:  # both together would remove most rows: each group is on both sides
+        chosen = panel.usual.name if split_by is None else split_by
+        group = panel.group if chosen == panel.group.name else None
+        time = panel.time if chosen == panel.time.name else None
     taken = {c.name for c in (split, weight, group, time) if c is not None}
     targets = [c for c in columns if c.name not in taken and c.may_be_target]
-    return Roles(targets, group, time, weight, split, dates)
+    return Roles(targets, group, time, weight, split, dates, panel)
+
+
+def _find_panel(columns: Sequence[SampledColumn]) -> Panel | None:
+    times = [column for column in columns if _is_time(column)]
+    groups = [column for column in columns if column not in times and _may_be_group(column)]
+    # A name such as Utah is clearer than its number.
+    groups.sort(key=lambda column: column.is_numeric)
+    panels = (Panel(group, time) for time in times for group in groups)
+    return next((panel for panel in panels if _is_panel(panel)), None)
+
+
+def _is_time(column: SampledColumn) -> bool:
+    if _BIRTH.search(column.plain_name) or len(column.counts) < _FEWEST_TIMES:
+        return False
+    if column.guess.kind == "date":
+        return True
+    if not column.has_whole_numbers:
+        return False
+    values = np.unique(column.numbers)
+    are_years = values[0] >= _LONG_AGO and values[-1] <= _FAR_AHEAD
+    has_time_name = _TIME_NAME.fullmatch(column.plain_name) is not None
+    return has_time_name or (are_years and bool((np.diff(values) == 1).all()))
+
+
+def _may_be_group(column: SampledColumn) -> bool:
+    if column.raw.stored not in ("text", "number") or column.guess.kind in ("date", "boolean"):
+        return False
+    return not column.is_numeric or column.has_whole_numbers
+
+
+def _is_panel(panel: Panel) -> bool:
+    """Return True if most pairs of a group and a time have a row, and none has two."""
+    group, time = panel.group.raw.codes, panel.time.raw.codes
+    present = (group >= 0) & (time >= 0)
+    pairs = group[present] * (time.max(initial=0) + 1) + time[present]
+    num_groups, num_times = len(np.unique(group[present])), len(np.unique(time[present]))
+    return (
+        num_groups >= _FEWEST_IN_PANEL
+        and num_times >= _FEWEST_TIMES
+        and present.mean() > _MOSTLY
+        and len(np.unique(pairs)) == len(pairs) >= _PANEL_FILLED * num_groups * num_times
+    )
 
 
 def _first(

@@ -6,6 +6,7 @@ import re
 import shlex
 import subprocess
 import sys
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,7 @@ def _readme(folder: Path, content: Mapping[str, Any], proposal: ProjectProposal)
         request = "-H 'content-type: application/json' -d @ROW.json http://127.0.0.1:3000/predict"
     parts = [text.partition("\n") for text in proposal.warnings]
     warnings = "".join(
-        f"* {text}.\n" if not command else f"* {text}\n\n      {command}\n\n"
+        f"* {text}.\n" if not command else f"* {text}\n\n{textwrap.indent(command, '      ')}\n\n"
         for text, _, command in parts
     )
     return (

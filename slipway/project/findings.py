@@ -18,7 +18,7 @@ from slipway.data.tables.cells import GOOD, typed_column
 from slipway.data.tables.column_rules import is_copy
 from slipway.data.tables.target_copies import ColumnScore, best_score
 from slipway.inputs.columns import Kind
-from slipway.project.column_roles import SampledColumn
+from slipway.project.column_roles import Panel, SampledColumn
 from slipway.project.relations import find_relations
 
 _FEW_CLASS_ROWS = 20
@@ -59,6 +59,25 @@ def missing_names(target: SampledColumn, data: Mapping[str, Any]) -> Iterator[st
         if classes is not None:
             remedy = f"data.classes to {as_plain_yaml([*classes, *found])}"
         yield f"labels that count as missing: {shown}. If they are classes, set {remedy}"
+
+
+def panel(found: Panel) -> str:
+    """Return a warning on rows that repeat once per time, with the commands for either split."""
+    group, time = found.group.name, found.time.name
+    commands = [
+        f"slipway set {shlex.join(f'data.{key}={as_plain_yaml(name)}' for key, name in keys)}"
+        for keys in (
+            (("group_column", group), ("time_column", None)),
+            (("group_column", None), ("time_column", time)),
+        )
+    ]
+    return "\n".join(
+        [
+            f"{group!r} repeats once per {time!r}, so its rows are alike. The first command tests "
+            f"the model on values of {group!r} that it has not seen, the second on later rows:",
+            *commands,
+        ]
+    )
 
 
 def misspelt(counts: Mapping[str, int], label_map: Mapping[str, str]) -> Iterator[str]:

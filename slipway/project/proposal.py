@@ -33,7 +33,7 @@ from slipway.project.params_text import template_content
 from slipway.project.pretrained import Weights
 from slipway.project.rehearsal import settle
 from slipway.project.summary import DataSummary
-from slipway.project.task_choice import Question, TaskChoice, choose
+from slipway.project.task_choice import Question, TaskChoice, choose, panel_question
 
 _WIDTH = 100  # width of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
@@ -70,6 +70,7 @@ class ProjectProposal:
     questions: tuple[Question, ...] = ()
     warnings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # what was sampled
+    panel: Question | None = None  # that has a proposed answer: the first candidate
     data: Path | None = None
 
     def value(self, key: str) -> str:
@@ -101,22 +102,24 @@ def propose(
     task: str | None = None,
     target: str | None = None,
     *,
+    split_by: str | None = None,
     weights: Weights | None = None,
     machine: recipe.Machine | None = None,
 ) -> ProjectProposal:
     """Return complete params for the data, or the question to answer first.
 
-    `weights` are used for photographs only. Raises ParamsError for a task or target that does not
-    suit the data, DataError if there is nothing to predict.
+    `split_by` answers the question `panel` of an earlier proposal; `weights` are used for
+    photographs only. Raises ParamsError for a task or target that does not suit the data, DataError
+    if there is nothing to predict.
     """
     columns = [] if summary.table is None else sampled_columns(summary.table.columns.values())
     notation = _notation(summary, columns)
     read = notation.reread(columns)
-    choice = choose(summary, read, task, target)
+    choice = choose(summary, read, task, target, split_by)
     if isinstance(choice, TaskChoice) and _DATES not in kind_of(choice.task).settings:
         # Only tasks of tables have the key; others read ISO 8601 only.
         read, notation = columns, _Notation()
-        choice = choose(summary, read, task, target)
+        choice = choose(summary, read, task, target, split_by)
     if isinstance(choice, Question):
         return ProjectProposal({}, {}, (choice,), notes=summary.notes, data=summary.path)
     draft = _Draft(summary, choice, read, weights, machine or recipe.this_machine(), notation)
@@ -128,6 +131,7 @@ def propose(
         warnings=tuple(draft.warnings),
         notes=(draft.sampled(), *summary.notes),
         data=summary.path,
+        panel=None if summary.given else panel_question(choice.roles),
     )
 
 
@@ -273,7 +277,7 @@ class _Draft:
                 mark = choice.target.separator
                 self.set("data.label_separator", mark, "between the labels of a cell")
         for key, column, reason in (
-            ("group_column", roles.group, "its values repeat; null if equal values mean nothing"),
+            ("group_column", roles.group, self._group_reason()),
             ("time_column", roles.time, "the test rows are the latest; null: a random split"),
             ("weight_column", roles.weight, "its name suggests it"),
             ("split_column", roles.split, "your own split"),
@@ -281,12 +285,19 @@ class _Draft:
             self.set(f"data.{key}", None)
             if column is not None and not (key != "split_column" and summary.given):
                 self.set(f"data.{key}", column.name, reason)
-        if roles.time is None:
+        if roles.panel is not None and not summary.given:
+            self.warnings.append(findings.panel(roles.panel))
+        elif roles.time is None:
             self.warnings += findings.date_columns(roles.dates)
         for target in choice.label_columns or ([] if choice.target is None else [choice.target]):
             self.warnings += findings.missing_targets(target)
         if self.kind.target.has_classes:
             self._classes()
+
+    def _group_reason(self) -> str:
+        if (panel := self.choice.roles.panel) is not None:
+            return f"it repeats once per {panel.time.name!r}: the test rows have other values"
+        return "its values repeat; null if equal values mean nothing"
 
     def class_counts(self) -> dict[str, int]:
         """Return the number of rows of each class, estimated for the whole data set."""

@@ -26,7 +26,7 @@ _TWIN_FRACTION = 0.9  # of the rows, in which a twin has a value
 class Question:
     """A choice that only the user can make."""
 
-    option: str  # "--task" or "--target"
+    option: str  # such as "--task" or "--target"
     text: str
     candidates: tuple[str, ...]  # possible answers, the likeliest first
 
@@ -45,10 +45,15 @@ class TaskChoice:
 
 
 def choose(
-    summary: DataSummary, columns: Sequence[SampledColumn], task: str | None, target: str | None
+    summary: DataSummary,
+    columns: Sequence[SampledColumn],
+    task: str | None,
+    target: str | None,
+    split_by: str | None = None,
 ) -> TaskChoice | Question:
     """Choose task and target, or check those that the user named.
 
+    `split_by` is the user's choice for the rows of a panel, see `find_roles`.
     Returns a question if the choice is unclear. Raises ParamsError if the user's choice does not
     fit, DataError if nothing can be predicted.
     """
@@ -71,7 +76,8 @@ def choose(
             f"--target: expected one of the columns {', '.join(names)}; "
             f"found {target!r}, {missing_column(target, names)}"
         )
-    roles = find_roles(columns, target)
+    roles = find_roles(columns, target, split_by)
+    _check_split_by(roles, split_by)
     texts = _text_columns(summary, columns, roles, task, target)
     inputs = TEXTS if texts else summary.input
     # Beside texts, a column that no model reads, such as an id, is no other target either.
@@ -89,6 +95,31 @@ def choose(
     reason = f"{column.name!r} holds {kind.plural}: {shown}"
     found = task_for(inputs, kind)
     return TaskChoice(found, reason, column, target_reason, roles, text_columns=texts)
+
+
+def panel_question(roles: Roles) -> Question | None:
+    """Return the question by which column of a panel its rows are split."""
+    if roles.panel is None:
+        return None
+    group, time = roles.panel.group.name, roles.panel.time.name
+    other = time if roles.panel.usual.name == group else group
+    return Question(
+        "--split-by",
+        f"{group!r} repeats once per {time!r}. Should the test rows have other values of {group!r}"
+        f" ({group}), be later ones ({time}), or any rows (none)?",
+        (roles.panel.usual.name, other, "none"),
+    )
+
+
+def _check_split_by(roles: Roles, split_by: str | None) -> None:
+    question = panel_question(roles)
+    expected = question.candidates if question else ("none",)
+    if split_by not in (None, *expected):
+        found = "" if question else ", because no column repeats once per year or the like"
+        raise ParamsError(
+            f"--split-by is {split_by!r}, expected {' or '.join(expected)}{found}. "
+            "Leave it out, and set data.group_column or data.time_column in params.yaml."
+        )
 
 
 def _target_kind(

@@ -64,10 +64,16 @@ def proposed(path: Path, target: str | None = None) -> ProjectProposal:
     return propose(inspect(path), None, target, machine=LAPTOP)
 
 
+def command_lines(proposal: ProjectProposal) -> list[list[str]]:
+    """Return the words of each command in the warnings."""
+    lines = proposal.text().splitlines()
+    return [shlex.split(line) for line in lines if line.startswith("      slipway")]
+
+
 def command_in(proposal: ProjectProposal) -> list[str]:
-    """Return the words of the one command in the warnings."""
-    lines = [line for line in proposal.text().splitlines() if line.startswith("      slipway")]
-    return shlex.split(lines[0]) if len(lines) == 1 else lines
+    """Return the words of the only command in the warnings."""
+    (words,) = command_lines(proposal)
+    return words
 
 
 # Sums and products --------------------------------------------------------------------------------
