@@ -60,6 +60,10 @@ site: install ## the docs as static pages in .work/site/html; without a network;
 	sphinx-build --fail-on-warning --keep-going --quiet -c docs $(SITE)/pages $(SITE)/html
 	cp $(SITE)/html/README.html $(SITE)/html/index.html
 
+.PHONY: params-page
+params-page: install ## write docs/reference/params.md from the sections of params.yaml
+	python -m slipway.config.documentation > $(SITE).params && mv $(SITE).params docs/reference/params.md
+
 .PHONY: house
 house: install ## print rooms, arrows, largest modules and the figures of the code
 	@python -m tests.structure.house

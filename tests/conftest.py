@@ -39,7 +39,7 @@ def pytest_collection_finish() -> None:
 # Word in the source of the files of a room that share its setup.
 _SHARED = {"tests/end_to_end": "finished", "tests/export": ": Project"}
 _READ_ALL_CODE = (
-    *("tests/structure/", "tests/test_faq.py", "tests/upgrade/test_renames.py"),
+    *("tests/structure/", "tests/test_faq.py"),
     *("tests/kinds/test_code_digest.py", "tests/config/test_seals.py"),
 )
 

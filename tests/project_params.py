@@ -5,14 +5,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel
 
-from slipway.config.params import Params, load_params
-from slipway.config.sections import CleanParams, SplitParams
+from slipway.config.params import Params, filled, load_params, read_content
+from slipway.config.sections import CleanParams, SplitParams, default_of
 from slipway.config.training import AugmentParams
 from slipway.data.augmentation.plan import NEUTRAL
-from slipway.kinds.registry import kind_of, settings_of_kinds
+from slipway.kinds.registry import input_kinds, kind_of
 
 _PATH = Path(__file__).resolve().parents[1] / "params.yaml"
 PROJECT: Params = load_params(_PATH)
@@ -25,30 +24,29 @@ NO_AUGMENTATION: dict[str, Any] = {
 
 
 def own_content() -> dict[str, Any]:
-    """Return the content of the real params.yaml, free to change."""
+    """Return the content of the real params.yaml with the default of every other key."""
     return copy.deepcopy(_own_content())
 
 
 @cache
 def _own_content() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(_PATH.read_text())
-    return content
+    return filled(read_content(_PATH))
 
 
 def of_kind(content: dict[str, Any], task: str) -> dict[str, Any]:
-    """Return the content of params.yaml for `task`, with the keys of its kind of input only."""
-    changed = copy.deepcopy(content)
+    """Return `content` for `task` with every key; those of other kinds have their defaults."""
+    changed = filled(content)
     changed["data"]["task"] = task
-    own = kind_of(task).settings
-    for key, value in settings_of_kinds().items():
+    own = kind_of(task).input.keys
+    foreign = {key for kind in input_kinds().values() for key in kind.keys} - {*own}
+    for key in foreign:
         *sections, name = key.split(".")
         section = changed
         for part in sections:
-            section = section[part]
-        if key in own:
-            section.setdefault(name, copy.deepcopy(value))
-        else:
-            section.pop(name, None)
+            section = section.get(part, {})
+        section[name] = default_of(Params, key)
+    if not kind_of(task).target.has_classes:
+        changed["train"]["label_smoothing"] = 0.0
     return changed
 
 

@@ -14,7 +14,6 @@ from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.certificate import read_certificate
 from slipway.drift.reference import parse_references
 from slipway.system.errors import BundleError, CertificateError
-from slipway.upgrade.renames import table
 from tests.launch.test_kubernetes import OLDEST
 from tests.structure.tracked import tracked_files
 
@@ -106,10 +105,6 @@ def test_the_platforms_are_those_of_the_project_and_its_tests() -> None:
     compose = (ROOT / "launch/compose.yaml").read_text()
     for name in ("Prometheus", "Grafana"):
         assert f"image: {cells[name][1][0]}\n" in compose
-
-
-def test_the_version_of_params_is_the_current_one() -> None:
-    assert f"`params.yaml` has version `{table().to}`" in PAGE
 
 
 def test_check_reports_a_wrong_version_on_the_page() -> None:

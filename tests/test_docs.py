@@ -6,20 +6,17 @@ import re
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
-from types import UnionType
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
-from pydantic import BaseModel
 
 from docs.conf import DIAGRAM, diagram_name
 from slipway.cli.verbs import VERBS
-from slipway.config.params import Params, parse_params
-from slipway.config.search import DimensionParams
-from slipway.config.sections import Gate
+from slipway.config.documentation import page
+from slipway.config.params import parse_params
+from slipway.config.stage_graph import read_pipeline
 from slipway.data.rules.rules import IMAGE_RULES, TABLE_RULES
-from slipway.kinds.inputs import COLUMNS, IMAGES, TEXTS
 from slipway.kinds.targets import CLASS, LABELS, NUMBER
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,107 +32,16 @@ CODE = re.compile(r"^ *```\w*\n(.*?)^ *```|`([^`\n]+)`", flags=re.MULTILINE | re
 LINK = re.compile(r"\]\((?!https?://)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
-def declared_keys(model: type[BaseModel] = Params, place: str = "") -> set[str]:
-    """Return every possible key of params.yaml, as "section.key"."""
-    keys = set()
-    for name, field in model.model_fields.items():
-        section = next(filter(is_section, [field.annotation, *optional(field.annotation)]), None)
-        if section is not None:
-            keys |= declared_keys(section, f"{place}{name}.")
-        else:
-            keys.add(place + name)
-    return keys
+def test_page_of_params_is_generated_from_the_sections_and_dvc_yaml() -> None:
+    """`make params-page` writes it."""
+    assert page(read_pipeline({"data": {"path": "${data.path}"}})) == PAGE
 
 
-def is_section(kind: Any) -> bool:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def optional(kind: Any) -> tuple[Any, ...]:
-    """Return the types of a key's value other than null."""
-    return get_args(kind) if isinstance(kind, UnionType) else ()
-
-
-def documented_sections(page: str) -> dict[str, str]:
-    """Return the text below each second-level heading."""
-    parts = re.split(r"^## (\w+)$", page, flags=re.MULTILINE)
-    return dict(zip(parts[1::2], parts[2::2], strict=True))
-
-
-def documented_keys(page: str) -> set[str]:
-    """The first column of every table, as "section.key"; the top-level `seed` has no section."""
-    keys = set()
-    for section, text in documented_sections(page).items():
-        for key in re.findall(r"^\| `([\w.]+)` \|", text, flags=re.MULTILINE):
-            keys.add(key if key == section else f"{section}.{key}")
-    return keys
-
-
-def documented_readers(page: str) -> dict[str, set[str]]:
-    """The stages of each section's "Read by" line."""
-    found = {}
-    for section, text in documented_sections(page).items():
-        line = re.search(r"^Read by: (.+)$", text, flags=re.MULTILINE)
-        found[section] = set(re.findall(r"`(\w+)`", line[1])) if line else set()
-    return found
-
-
-def actual_readers() -> dict[str, set[str]]:
-    """Return the stages of dvc.yaml whose params contain a section or a key in it."""
-    readers: dict[str, set[str]] = {section: set() for section in Params.model_fields}
-    for stage, content in STAGES.items():
-        for key in content.get("params", []):
-            if isinstance(key, dict):  # of code.yaml
-                continue
-            readers[key.split(".")[0]].add(stage)
-    return readers
-
-
-def test_every_key_is_documented_and_nothing_else() -> None:
-    gate_keys = {f"evaluate.gates.METRIC.{bound}" for bound in Gate.model_fields}
-    dimension_keys = {f"search.space.KEY.{name}" for name in DimensionParams.model_fields}
-    assert documented_keys(PAGE) == declared_keys() | gate_keys | dimension_keys
-
-
-def test_check_reports_a_missing_and_an_invented_key() -> None:
-    without = PAGE.replace("| `learning_rate` |", "| learning_rate |")
-    assert declared_keys() - documented_keys(without) == {
-        "prune.learning_rate",
-        "train.learning_rate",
-    }
-    invented = PAGE.replace("| `learning_rate` |", "| `learning_rate` |\n| `epoch_size` |")
-    assert "train.epoch_size" in documented_keys(invented) - declared_keys()
-
-
-def keys_of_one_kind(page: str, column: int) -> set[str]:
-    """The keys of one kind of input, in a column of the table of docs/reference/params.md."""
-    found = set()
-    rows = page.partition("## Keys of one kind of input")[2].partition("\n## ")[0]
-    for section, *cells in re.findall(r"^\| `([\w.]+)` \|(.*?)\|(.*?)\|(.*?)\|$", rows, flags=re.M):
-        found |= {f"{section}.{key}" for key in re.findall(r"`(\w+)`", cells[column])}
-    return found
-
-
-def test_the_table_of_keys_of_one_kind_names_those_of_its_record() -> None:
-    assert keys_of_one_kind(PAGE, 1) == set(COLUMNS.settings)
-    assert keys_of_one_kind(PAGE, 2) == set(TEXTS.settings)
-    summarised = {key for key in IMAGES.settings if key.split(".")[0] in ("precompute", "augment")}
-    assert keys_of_one_kind(PAGE, 0) == set(IMAGES.settings) - summarised
-    # What "all other keys" and "all keys" stand for.
-    of_others = {*COLUMNS.settings, *TEXTS.settings}
-    sections = {key for key in declared_keys() if key.split(".")[0] in ("precompute", "augment")}
-    assert summarised == sections - of_others
-
-
-def test_the_stages_that_read_a_section_are_those_of_dvc_yaml() -> None:
-    assert documented_readers(PAGE) == actual_readers()
-
-
-def test_check_reports_a_stage_that_reads_another_section() -> None:
-    assert (
-        documented_readers(PAGE.replace("Read by: `split`\n", "Read by: `train`\n"))
-        != actual_readers()
-    )
+def test_page_of_params_has_values_default_and_meaning_of_a_key() -> None:
+    (row,) = re.findall(r"^\| `max_bad_fraction` .*$", PAGE, flags=re.MULTILINE)
+    assert "| a number of at least 0 and at most 1 | `0.05` | The stage fails if" in row
+    assert re.search(r"`learning_rate` .* `0.001; small_resnet: 0.004; ", PAGE)
+    assert "| `gates.NAME.min` |" in PAGE
 
 
 def missing_outputs(page: str) -> set[str]:
@@ -380,14 +286,10 @@ def test_the_changelog_begins_with_the_version_of_the_package() -> None:
     assert newest[1] == version[1]
 
 
-def test_params_of_a_table_differ_only_by_the_documented_block() -> None:
-    content, block = (
-        yaml.safe_load(text)
-        for text in ((ROOT / "params.yaml").read_text(), _first_block("docs/reference/tables.md"))
-    )
-    for section, changes in block.items():
-        content[section] |= changes
-    assert parse_params(content).data.path == "data/demo/wine.csv"
+@pytest.mark.parametrize("page", ["docs/reference/tables.md", "docs/reference/params.md"])
+def test_block_that_a_page_calls_a_whole_params_yaml_is_one(page: str) -> None:
+    block = yaml.safe_load(_first_block(page))
+    assert parse_params(block).train.network == "tabm"
 
 
 def _first_block(page: str) -> str:

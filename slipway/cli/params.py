@@ -1,12 +1,18 @@
-"""The commands for params.yaml: `slipway check` and `slipway set`."""
+"""The commands for params.yaml: `slipway check`, `slipway params` and `slipway set`."""
 
+import textwrap
 from pathlib import Path
 
 import click
 
 from slipway.cli.command import say
+from slipway.config.documentation import described
 from slipway.config.edit import propose, read_assignments
+from slipway.config.mistakes import hint
+from slipway.config.params import defaults_for, flat, read_content, resolved
+from slipway.config.yaml_files import as_plain_yaml
 from slipway.preflight.project import check_project
+from slipway.system.errors import ParamsError
 
 _PARAMS = Path("params.yaml")
 
@@ -20,6 +26,35 @@ def check() -> None:
     """
     check_project(with_search=True)
     say("params.yaml, the data and this machine fit together. Next: slipway run")
+
+
+@click.command("params")
+@click.argument("keys", nargs=-1, metavar="[KEY]...")
+@click.option("--explain", is_flag=True, help="print what each key means and may be")
+def show_params(keys: tuple[str, ...], explain: bool) -> None:
+    """Print the value of every key; a star marks those that differ from their default.
+
+    KEY is a section such as train, or a key such as train.epochs, to print only these.
+    """
+    content = read_content(_PARAMS)
+    values, usual = dict(flat(resolved(content))), dict(flat(defaults_for(content)))
+    known = {key.name: key for key in described()}
+    wanted = [key for key in values if not keys or any(f"{key}.".startswith(f"{k}.") for k in keys)]
+    if unknown := [
+        key for key in keys if not any(f"{one}.".startswith(f"{key}.") for one in values)
+    ]:
+        raise ParamsError(
+            f"params.yaml has no key {unknown[0]}; {hint(unknown[0], list(values), 'known are')}"
+        )
+    for key in wanted:
+        differs = values[key] != usual.get(key)
+        line = f"{'*' if differs else ' '} {key}: {as_plain_yaml(values[key])}"
+        if differs and key in usual:
+            line += f" # default: {as_plain_yaml(usual[key])}"
+        say(line)
+        if explain and key in known:
+            about = ". ".join(part.rstrip(".") for part in (known[key].meaning, known[key].values))
+            say(textwrap.indent(textwrap.fill(about.lstrip(". "), 92), "      "))
 
 
 @click.command("set")

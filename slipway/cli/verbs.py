@@ -52,6 +52,7 @@ _DATASET = {
 VERBS: Mapping[str, Verb] = {
     "init": Verb("slipway.cli.project:init", "start a project with your data"),
     "check": Verb("slipway.cli.params:check", "check params.yaml, the data and this machine"),
+    "params": Verb("slipway.cli.params:show_params", "print the value of every key, or explain it"),
     "set": Verb("slipway.cli.params:set_values", "change values of params.yaml"),
     "run": Verb("slipway.cli.experiments:run", "run the stages, and record the experiment"),
     "compare": Verb("slipway.cli.experiments:compare", "list the experiments and their results"),
@@ -99,6 +100,5 @@ VERBS: Mapping[str, Verb] = {
         "from drift or new labels to a candidate that a person decides on",
         extra="train,serve-cpu",
     ),
-    "upgrade": Verb("slipway.cli.upgrade:upgrade", "move a project to this version of Slipway"),
     "version": Verb("slipway.cli.about:version", "print the version", extra=""),
 }

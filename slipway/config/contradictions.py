@@ -12,20 +12,19 @@ from slipway.config.ensemble import (
     student_of,
 )
 from slipway.config.mistakes import hint
-from slipway.config.network_arguments import arguments_class
-from slipway.config.sections import PRUNED_VARIANTS, DataParams, Gate
+from slipway.config.sections import PRUNED_VARIANTS, DataParams, Gate, default_of
 from slipway.config.training import SHARING, TrainParams
 from slipway.config.tree_settings import requests_beyond_trees
 from slipway.config.yaml_files import as_yaml
 from slipway.kinds.inputs import ENCODER, network_family
 from slipway.kinds.registry import Task, are_trees, input_kinds, kind_of
-from slipway.kinds.targets import LABELS, UNBOUNDED_METRICS, TargetKind
+from slipway.kinds.targets import UNBOUNDED_METRICS, TargetKind
 from slipway.system.user_code import is_user_code
 
 if TYPE_CHECKING:  # it asks this module for its contradictions
     from slipway.config.params import Params
 
-_ONE_MODEL = EnsembleParams(method=None, folds=None, members=[], student=None)
+_ONE_MODEL = EnsembleParams()
 
 
 def misfits(params: "Params") -> list[str]:
@@ -34,14 +33,13 @@ def misfits(params: "Params") -> list[str]:
     `params` may lack the invalid sections (see `sound_part`). A rule that needs a missing section
     is skipped.
     """
-    fields = type(params).model_fields
-    required = {name for name, field in fields.items() if field.is_required()}
+    is_whole = vars(params).keys() >= type(params).model_fields.keys()
     problems: list[str] = []
     for rule in _RULES:
         try:
             problems += list(rule(params))
         except AttributeError:
-            if params.model_fields_set >= required:
+            if is_whole:
                 raise
     return problems
 
@@ -79,10 +77,6 @@ def _network_of_another_task(params: "Params") -> Iterator[str]:
     if network_family(network) in inputs.networks or is_user_code(network):
         return
     expected = " or ".join(map(repr, inputs.networks))
-    default = next(iter(inputs.networks))
-    arguments = arguments_class(default)
-    if arguments:
-        expected += f"; {default!r} takes network_arguments: {arguments.EXAMPLE}"
     yield f"train.network is {network!r}, but data.task is {task!r}, which takes {expected}"
 
 
@@ -218,16 +212,18 @@ def _settings_without_effect(params: "Params") -> Iterator[str]:
     task = params.data.task
     kind = kind_of(task)
     for other in input_kinds().values():
-        if other.name == kind.input.name:
-            continue
-        for key, nothing in other.requests.items():
-            value = attrgetter(key)(params)
-            if value != nothing:
-                shown = list(value) if isinstance(value, dict) else value
-                yield (
-                    f"{key} is {shown!r}, but data.task is {task!r}: "
-                    f"{key} is for {other.name}; set it to {as_yaml(nothing)}"
-                )
+        found = {
+            key: as_yaml(attrgetter(key)(params))
+            for key in other.keys
+            if key not in kind.input.keys
+            and attrgetter(key)(params) != default_of(type(params), key)
+        }
+        for key, value in list(found.items())[:1]:
+            more = f" (and {', '.join(list(found)[1:])})" if len(found) > 1 else ""
+            yield (
+                f"{key} is {value}, but data.task is {task!r}, and {key}{more} is for {other.name} "
+                "only: remove it, so that it has its default"
+            )
     yield from _labels_without_effect(params.data, kind.target)
     yield from _decision_without_classes(params, kind.target)
     if kind.target.several and params.audit.folds is not None:
@@ -251,7 +247,7 @@ def _settings_without_effect(params: "Params") -> Iterator[str]:
 
 def _labels_without_effect(data: DataParams, target: TargetKind) -> Iterator[str]:
     """Yield a message for each multi-label key without effect for this task or these columns."""
-    is_list, usual = isinstance(data.target_column, list), LABELS.settings["data.label_separator"]
+    is_list, usual = isinstance(data.target_column, list), default_of(DataParams, "label_separator")
     if is_list and not target.several:
         yield (
             f"data.target_column is {data.target_column}, but data.task is {data.task!r}: "
@@ -353,6 +349,11 @@ def _loss_of_another_task(params: "Params") -> Iterator[str]:
         yield (
             f"train.class_weights is {train.class_weights!r}, but data.task is {task!r}: "
             "set it to null"
+        )
+    if train.label_smoothing and not target.has_classes:
+        yield (
+            f"train.label_smoothing is {train.label_smoothing:g}, but data.task is {task!r}, whose "
+            "targets are numbers: remove it, or set it to 0.0"
         )
 
 

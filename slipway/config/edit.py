@@ -8,14 +8,15 @@ import copy
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
-from pydantic import BaseModel
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 
-from slipway.config.params import Params, no_project, parse_params
+from slipway.config.mistakes import fields_of
+from slipway.config.network_arguments import arguments_class
+from slipway.config.params import Params, choices_of, no_project, parse_params
 from slipway.config.yaml_files import as_plain_yaml, parse_yaml, yaml_entry
 from slipway.system import files
 from slipway.system.errors import ParamsError
@@ -86,15 +87,17 @@ def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
 
 
 def known_keys(content: Mapping[str, Any]) -> list[str]:
-    """Return all keys that may be changed: those in `content`, and those of optional sections."""
-    sections = {name: field.annotation for name, field in Params.model_fields.items()}
-    declared = [
-        f"{name}.{key}"
-        for name, kind in sections.items()
-        if isinstance(kind, type) and issubclass(kind, BaseModel)
-        for key in kind.model_fields
-    ]
+    """Return all keys that may be set: the documented ones, and those in `content`."""
+    arguments = arguments_class(choices_of(content)[0])
+    declared = [*_declared(Params), *_declared(arguments, "train.network_arguments.")]
     return list(dict.fromkeys([*declared, *_flat(content)]))
+
+
+def _declared(section: Any, place: str = "") -> Iterator[str]:
+    """Yield the keys of a section's type, which may be optional, and of the sections inside."""
+    for key, field in fields_of(section).items():
+        yield f"{place}{key}"
+        yield from _declared(field.annotation, f"{place}{key}.")
 
 
 def _flat(content: Mapping[str, Any], place: str = "") -> Iterator[str]:
@@ -105,25 +108,48 @@ def _flat(content: Mapping[str, Any], place: str = "") -> Iterator[str]:
 
 
 def _with(text: str, content: dict[str, Any], key: str, value: Any) -> str:
-    """Change the value of one key in `text` and in `content`. Returns the new text."""
-    *outer, last = key.split(".")
-    mapping: Any = content
-    node, known = YAML(pure=True).compose(text), known_keys(content)
-    for part in outer:
-        node, mapping = _entry(node, part), mapping.get(part)
-        if node is None or not isinstance(mapping, dict):
-            raise _unknown_key(key, known)
-    if key not in known and len(outer) < 2:  # deeper mappings may get new entries
+    """Change the value of one key in `text` and in `content`. Returns the new text.
+
+    Sections that the file leaves out are added.
+    """
+    parts, known = key.split("."), known_keys(content)
+    if key not in known and not _is_open(key):
         raise _unknown_key(key, known)
-    entry = _entry(node, last)
-    mapping[last] = value
+    node, mapping = YAML(pure=True).compose(text), content
+    while len(parts) > 1 and isinstance(mapping.get(parts[0]), dict):
+        node, mapping = _entry(node, parts[0]), mapping[parts.pop(0)]
+    first, *inner = parts
+    for part in reversed(inner):
+        value = {part: value}
+    mapping[first] = value
+    entry = _entry(node, first)
     if entry is not None:
         return _replaced(text, entry, value)
     if node.flow_style:
         return _replaced(text, node, mapping)
     end = text.find("\n", _end(node))
     end = len(text) if end < 0 else end
-    return f"{text[:end]}\n{yaml_entry(last, value, ' ' * node.start_mark.column)}{text[end:]}"
+    indent = node.start_mark.column
+    return f"{text[:end]}\n{_block(first, value, ' ' * indent, len(inner))}{text[end:]}"
+
+
+def _is_open(key: str) -> bool:
+    """Return True for a key inside of a mapping with names of the user, such as evaluate.gates."""
+    kind: Any = Params
+    for part in key.split(".")[:-1]:
+        field = fields_of(kind).get(part)
+        kind = field.annotation if field else None
+        if get_origin(kind) is dict:
+            return True
+    return False
+
+
+def _block(key: str, value: Any, indent: str, depth: int) -> str:
+    """Return the lines of a key whose value has `depth` new mappings, each with one entry."""
+    if not depth:
+        return yaml_entry(key, value, indent)
+    ((inner, held),) = value.items()
+    return f"{indent}{key}:\n{_block(inner, held, f'{indent}  ', depth - 1)}"
 
 
 def _unknown_key(key: str, known: Sequence[str]) -> ParamsError:
@@ -131,7 +157,7 @@ def _unknown_key(key: str, known: Sequence[str]) -> ParamsError:
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.8) or [
         one for one in known if one.rpartition(".")[2] == name
     ]
-    meant = f"did you mean {' or '.join(near)}?" if near else "docs/reference/params.md lists all."
+    meant = f"did you mean {' or '.join(near)}?" if near else "`slipway params` lists all."
     return ParamsError(f"params.yaml has no key {key}, expected one such as train.epochs; {meant}")
 
 

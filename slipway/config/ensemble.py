@@ -12,6 +12,7 @@ from pydantic import Field, ValidationError
 from slipway.config.mistakes import describe_mistakes
 from slipway.config.sections import ParamsSection
 from slipway.config.training import TrainParams
+from slipway.config.tree_settings import without_steps
 from slipway.config.yaml_files import as_yaml
 from slipway.kinds.registry import are_trees
 from slipway.system.errors import ParamsError
@@ -55,20 +56,20 @@ class StudentParams(OwnParams):
     """A network that is trained on the ensemble's predictions for the training rows."""
 
     # Divides the logits of teacher and student in the loss; null for a number.
-    temperature: Annotated[float, Field(gt=0)] | None
+    temperature: Annotated[float, Field(gt=0)] | None = None
     # Fraction of the loss; the rest is the loss of the rows' own targets.
-    soft_fraction: Annotated[float, Field(gt=0, le=1)]
-    served: bool  # True: in place of the ensemble
+    soft_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
+    served: bool = True  # True: in place of the ensemble
 
 
 class EnsembleParams(ParamsSection):
     """Several models, and the method that combines their predictions or their weights."""
 
-    method: Literal["average", "vote", "greedy", "stack", "soup"] | None  # null: one model
+    method: Literal["average", "vote", "greedy", "stack", "soup"] | None = None  # null: one model
     # Folds of each member's trainings, for stack; else of the training rows, for without_fold.
-    folds: Annotated[int, Field(ge=2)] | None
-    members: Annotated[list[MemberParams], Field(examples=[[{}, {"seed": 8}]])]
-    student: Annotated[StudentParams, Field(examples=[_STUDENT])] | None
+    folds: Annotated[int, Field(ge=2)] | None = None
+    members: Annotated[list[MemberParams], Field(examples=[[{}, {"seed": 8}]])] = []
+    student: Annotated[StudentParams, Field(examples=[_STUDENT])] | None = None
 
     def problems(self) -> Iterator[str]:
         if self.method is None and self.members:
@@ -173,7 +174,10 @@ def _content(params: OwnParams, train: TrainParams) -> dict[str, Any]:
 
     If both have the same network, their network arguments are merged.
     """
-    content = {**train.model_dump(), **params.train}
+    network = params.train.get("network", train.network)
+    content = {**without_steps(train.model_dump(), str(network)), **params.train}
+    if network != train.network and "network_arguments" not in params.train:
+        del content["network_arguments"]  # those of the other network
     arguments = params.train.get("network_arguments")
     if isinstance(arguments, dict) and "network" not in params.train:
         content["network_arguments"] = {**train.network_arguments, **arguments}

@@ -59,7 +59,7 @@ def _range(field: FieldInfo) -> str:
     bounds = _bounds(field)
     least, most = bounds.get("min_length"), bounds.get("max_length")
     if least:
-        return f" of {least} values" if least == most else f" of at least {least} value"
+        return f" of {'' if least == most else 'at least '}{least} value{'s' * (least > 1)}"
     named = [f"{words} {bounds[name]}" for name, words in _BOUNDS.items() if name in bounds]
     if "multiple_of" in bounds:
         named.append(f"a multiple of {bounds['multiple_of']}")
@@ -91,10 +91,12 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
     *outer, last = place = [part for part in detail["loc"] if part != "[key]"]
     key, found = ".".join(map(str, place)), detail["input"]
     if detail["type"] == "extra_forbidden":
-        fields = _fields(_kind_at(model, outer))
+        fields = fields_of(_kind_at(model, outer))
         known = list(fields)
         homes = [
-            f"{name}.{last}" for name, field in fields.items() if last in _fields(field.annotation)
+            f"{name}.{last}"
+            for name, field in fields.items()
+            if last in fields_of(field.annotation)
         ]
         if homes:  # pasted without its section, or with the wrong indentation
             yield f"{key}: is not in a section; did you mean {' or '.join(homes)}?"
@@ -109,17 +111,22 @@ def _describe(detail: Any, model: type[BaseModel]) -> Iterator[str]:
         kind = get_args(_parts(_kind_at(model, outer))[0])[0]
     expected = f"expected {expected_values(kind)}"
     if detail["type"] == "missing":
-        yield f"{key}: missing; it has no default, see docs/reference/params.md; {expected}"
+        yield f"{key}: missing; it has no default, because each project has its own; {expected}"
         return
     meant = _meant(found, kind)
     correction = f"; did you mean {as_yaml(meant[0])}?" if meant else ""
     yield f"{key}: found {as_yaml(found)}, {expected}{correction}"
 
 
-def _fields(kind: Any) -> dict[str, FieldInfo]:
+def fields_of(kind: Any) -> dict[str, FieldInfo]:
     """Return the keys of a section's type, which may be optional; {} for any other type."""
-    sections = [core for core in _alternatives(kind) if _is_section(core)]
-    return sections[0].model_fields if sections else {}
+    section = section_of(kind)
+    return section.model_fields if section else {}
+
+
+def section_of(kind: Any) -> type[BaseModel] | None:
+    """Return the section that a type is, or may be beside null; None for any other type."""
+    return next((core for core in _alternatives(kind) if _is_section(core)), None)
 
 
 def _meant(found: object, kind: Any) -> list[object]:

@@ -5,7 +5,7 @@ They are separate from the networks, so that params.yaml can be checked without 
 
 import difflib
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -17,6 +17,7 @@ from pydantic import (
 )
 
 from slipway.config.mistakes import describe_mistakes
+from slipway.config.yaml_files import as_yaml
 from slipway.kinds.inputs import TIMM, network_family
 from slipway.kinds.parts import import_part
 from slipway.kinds.registry import input_kinds
@@ -26,80 +27,68 @@ Normalisation = Literal["batch", "group"]
 
 
 class NetworkArguments(BaseModel):
-    """Base class for the arguments of a network. Every argument is required."""
+    """Base class for the arguments of a network, each with its default."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    EXAMPLE: ClassVar[str]  # a set to begin with, as YAML
 
 
 class SmallResnetArguments(NetworkArguments):
     """The keys of `train.network_arguments` for the network `small_resnet`."""
 
-    EXAMPLE: ClassVar[str] = (
-        "{ width: 32, blocks: [1, 1, 1], dropout: 0.0, stochastic_depth: 0.0, "
-        "normalisation: batch }"
-    )
-
-    width: Annotated[int, Field(ge=16, le=1024, multiple_of=16)]  # channels of the first stage
+    width: Annotated[int, Field(ge=16, le=1024, multiple_of=16)] = 32  # channels of the first stage
     # Residual blocks per stage.
-    blocks: Annotated[list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=6)]
-    dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
+    blocks: Annotated[
+        list[Annotated[int, Field(ge=1, le=64)]], Field(min_length=1, max_length=6)
+    ] = [1, 1, 1]
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # before the last layer
     # Probability that the last block is skipped; it falls linearly to the first block.
-    stochastic_depth: Annotated[float, Field(ge=0, lt=1)]
+    stochastic_depth: Annotated[float, Field(ge=0, lt=1)] = 0.0
     # batch learns faster; group does not depend on how a batch is divided over devices.
-    normalisation: Normalisation
+    normalisation: Normalisation = "batch"
 
 
 class TabmArguments(NetworkArguments):
     """The keys of `train.network_arguments` for the network `tabm`."""
 
-    EXAMPLE: ClassVar[str] = (
-        "{ num_submodels: 16, num_blocks: 2, width: 128, dropout: 0.1, embedding_size: 32, "
-        "num_bins: 48 }"
-    )
-
-    num_submodels: Annotated[int, Field(ge=1, le=256)]  # k in the paper
-    num_blocks: Annotated[int, Field(ge=1, le=16)]  # layers of each
-    width: Annotated[int, Field(ge=8, le=4096)]  # of a layer
-    dropout: Annotated[float, Field(ge=0, lt=1)]  # after each layer
-    embedding_size: Annotated[int, Field(ge=1, le=256)]  # values that embed one number
+    num_submodels: Annotated[int, Field(ge=1, le=256)] = 16  # k in the paper
+    num_blocks: Annotated[int, Field(ge=1, le=16)] = 2  # layers of each
+    width: Annotated[int, Field(ge=8, le=4096)] = 128  # of a layer
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1  # after each layer
+    embedding_size: Annotated[int, Field(ge=1, le=256)] = 32  # values that embed one number
     # Pieces of the range of a number, at most; precompute.num_quantiles is the other bound.
-    num_bins: Annotated[int, Field(ge=1, le=1024)]
+    num_bins: Annotated[int, Field(ge=1, le=1024)] = 48
 
 
 class LightgbmArguments(NetworkArguments):
     """`train.network_arguments` of `lightgbm`, by LightGBM's own names."""
 
-    EXAMPLE: ClassVar[str] = (
-        "{ num_leaves: 31, max_depth: null, min_data_in_leaf: 20, feature_fraction: 0.8, "
-        "bagging_fraction: 0.8, lambda_l2: 1.0, max_bin: 255 }"
-    )
-
-    num_leaves: Annotated[int, Field(ge=2, le=4096)]  # most leaves of a tree
-    max_depth: Annotated[int, Field(ge=1, le=256)] | None  # null: as deep as the leaves allow
-    min_data_in_leaf: Annotated[int, Field(ge=1)]  # fewest rows of a leaf
-    feature_fraction: Annotated[float, Field(gt=0, le=1)]  # of the columns, drawn for each tree
-    bagging_fraction: Annotated[float, Field(gt=0, le=1)]  # of the rows, drawn for each tree
-    lambda_l2: Annotated[float, Field(ge=0)]  # penalty of large values in leaves
-    max_bin: Annotated[int, Field(ge=2, le=65535)]  # thresholds of a column, at most
+    num_leaves: Annotated[int, Field(ge=2, le=4096)] = 31  # most leaves of a tree
+    # Null: as deep as the leaves allow.
+    max_depth: Annotated[int, Field(ge=1, le=256)] | None = None
+    min_data_in_leaf: Annotated[int, Field(ge=1)] = 20  # fewest rows of a leaf
+    # Of the columns, drawn for each tree.
+    feature_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8
+    bagging_fraction: Annotated[float, Field(gt=0, le=1)] = 0.8  # of the rows, drawn for each tree
+    lambda_l2: Annotated[float, Field(ge=0)] = 1.0  # penalty of large values in leaves
+    max_bin: Annotated[int, Field(ge=2, le=65535)] = 255  # thresholds of a column, at most
 
 
 class HashedNgramsArguments(NetworkArguments):
     """The keys of `train.network_arguments` for the network `hashed_ngrams`."""
 
-    EXAMPLE: ClassVar[str] = (
-        "{ buckets: 131072, width: 16, word_ngrams: 2, byte_ngrams: [3, 4, 5, 6], "
-        "lowercase: true, dropout: 0.0 }"
-    )
-
-    buckets: Annotated[int, Field(ge=256, le=1 << 24)]  # rows of the table that n-grams share
-    width: Annotated[int, Field(ge=1, le=1024)]  # numbers of each
-    word_ngrams: Annotated[int, Field(ge=0, le=5)]  # sequences of up to so many words
+    # Rows of the table that n-grams share.
+    buckets: Annotated[int, Field(ge=256, le=1 << 24)] = 131072
+    width: Annotated[int, Field(ge=1, le=1024)] = 16  # numbers of each
+    word_ngrams: Annotated[int, Field(ge=0, le=5)] = 2  # sequences of up to so many words
     # Lengths in bytes of the sequences of whole characters. A Chinese character has 3 bytes.
-    byte_ngrams: Annotated[list[Annotated[int, Field(ge=1, le=12)]], Field(max_length=12)]
-    lowercase: bool  # A to Z count as a to z
-    dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
+    byte_ngrams: Annotated[list[Annotated[int, Field(ge=1, le=12)]], Field(max_length=12)] = [
+        3,
+        4,
+        5,
+        6,
+    ]
+    lowercase: bool = True  # A to Z count as a to z
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0  # before the last layer
 
     @field_validator("byte_ngrams")
     @classmethod
@@ -114,13 +103,11 @@ class HashedNgramsArguments(NetworkArguments):
 class SmallTransformerArguments(NetworkArguments):
     """The keys of `train.network_arguments` for the network `small_transformer`."""
 
-    EXAMPLE: ClassVar[str] = "{ width: 96, num_layers: 2, num_heads: 4, patch: 4, dropout: 0.1 }"
-
-    width: Annotated[int, Field(ge=8, le=4096)]  # numbers of each position
-    num_layers: Annotated[int, Field(ge=1, le=48)]
-    num_heads: Annotated[int, Field(ge=1, le=64)]  # width is a multiple of it
-    patch: Annotated[int, Field(ge=1, le=16)]  # bytes of one position; 1 for tokens
-    dropout: Annotated[float, Field(ge=0, lt=1)]
+    width: Annotated[int, Field(ge=8, le=4096)] = 96  # numbers of each position
+    num_layers: Annotated[int, Field(ge=1, le=48)] = 2
+    num_heads: Annotated[int, Field(ge=1, le=64)] = 4  # width is a multiple of it
+    patch: Annotated[int, Field(ge=1, le=16)] = 4  # bytes of one position; 1 for tokens
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1
 
     @field_validator("num_heads")
     @classmethod
@@ -134,19 +121,14 @@ class SmallTransformerArguments(NetworkArguments):
 class EncoderArguments(NetworkArguments):
     """The keys of `train.network_arguments` for the network `encoder`."""
 
-    EXAMPLE: ClassVar[str] = (
-        "{ pooling: mean, dropout: 0.1, lora_rank: null, layer_decay: 0.9, "
-        "checkpoint_activations: false }"
-    )
-
-    pooling: Literal["mean", "first"]  # of the answers to all tokens, or to the first one
-    dropout: Annotated[float, Field(ge=0, lt=1)]  # before the last layer
+    pooling: Literal["mean", "first"] = "mean"  # of the answers to all tokens, or to the first one
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.1  # before the last layer
     # Rank of the trained change of each layer (LoRA), merged at the end; null: train the layers.
-    lora_rank: Annotated[int, Field(ge=1, le=256)] | None
+    lora_rank: Annotated[int, Field(ge=1, le=256)] | None = None
     # Factor of the learning rate from each layer to the one before it; 1: the same for all.
-    layer_decay: Annotated[float, Field(gt=0, le=1)]
+    layer_decay: Annotated[float, Field(gt=0, le=1)] = 0.9
     # Compute activations again in the backward pass: less memory for a third more time.
-    checkpoint_activations: bool
+    checkpoint_activations: bool = False
 
 
 def arguments_class(network: str) -> type[NetworkArguments] | None:
@@ -177,7 +159,7 @@ def argument_mistakes(network: str, arguments: Mapping[str, Any]) -> str:
         lines = [
             f"network_arguments of {network}:",
             *describe_mistakes(error, kind, arguments),
-            f"To begin with: network_arguments: {kind.EXAMPLE}",
+            f"Its defaults are: {as_yaml(kind().model_dump())}",
         ]
         return "\n    ".join(lines)
     return ""

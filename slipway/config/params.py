@@ -1,8 +1,9 @@
-"""Reads and checks `params.yaml`, which fully determines how a model is made.
+"""Reads and checks `params.yaml`, which determines how a model is made.
 
-The file must have every key and has no defaults, because DVC cannot see a value that is not in the
-file. Only keys for other kinds of input may be left out. All mistakes are reported at once; an
-unknown key is reported with the key that was probably meant.
+The file holds what its owner decides. A key that is left out has the default of its typed section,
+which may depend on the kind of input or target and on the network. The stage `code` puts the values
+of all keys into the digests that DVC sees, so a changed default re-runs what reads it. All mistakes
+are reported at once; an unknown key is reported with the key that was probably meant.
 """
 
 import contextlib
@@ -12,12 +13,13 @@ from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from slipway.config.contradictions import misfits
 from slipway.config.ensemble import EnsembleParams
 from slipway.config.loop import LoopParams
 from slipway.config.mistakes import describe_mistakes
+from slipway.config.network_arguments import arguments_class
 from slipway.config.search import SearchParams
 from slipway.config.sections import (
     CleanParams,
@@ -34,28 +36,30 @@ from slipway.config.sections import (
 )
 from slipway.config.training import AuditParams, AugmentParams, TrainParams
 from slipway.config.yaml_files import read_yaml
-from slipway.kinds.registry import KINDS, kind_of, settings_of_kinds
+from slipway.kinds.inputs import network_family
+from slipway.kinds.registry import KINDS
 from slipway.system.errors import ParamsError
 
 
 class Params(ParamsSection):
     """The content of `params.yaml`, checked: a typed section for each of its keys."""
 
-    version: Literal[1]  # version of this file's format
-    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    version: Literal[1] = 1  # version of this file's format
+    # Of every random choice: splits, order and augmentation, initial weights, resamples.
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 7
     data: DataParams
-    clean: CleanParams
-    split: SplitParams
-    precompute: PrecomputeParams
-    augment: AugmentParams
-    audit: AuditParams
-    train: TrainParams
-    ensemble: EnsembleParams
-    evaluate: EvaluateParams
-    prune: PruneParams
-    export: ExportParams
-    compile: CompileParams
-    verify: VerifyParams
+    clean: CleanParams = CleanParams()
+    split: SplitParams = SplitParams()
+    precompute: PrecomputeParams = PrecomputeParams()
+    augment: AugmentParams = AugmentParams()
+    audit: AuditParams = AuditParams()
+    train: TrainParams = TrainParams()
+    ensemble: EnsembleParams = EnsembleParams()
+    evaluate: EvaluateParams = EvaluateParams()
+    prune: PruneParams = PruneParams()
+    export: ExportParams = ExportParams()
+    compile: CompileParams = CompileParams()
+    verify: VerifyParams = VerifyParams()
     search: SearchParams | None = None  # read by no stage, as are those below
     edge: ScriptParams | None = None
     openvino: ScriptParams | None = None
@@ -115,7 +119,7 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
     """Check the content of `params.yaml`. Raises ParamsError that lists every mistake."""
-    content = _with_keys_of_other_kinds(content)
+    content = filled(content)
     try:
         return Params.model_validate(content)
     except ValidationError as error:
@@ -125,9 +129,18 @@ def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
         ) from None
 
 
+def resolved(content: dict[str, Any]) -> dict[str, Any]:
+    """Return the value of every key, defaults included, without optional sections that are absent.
+
+    Raises ParamsError that lists every mistake in `content`.
+    """
+    values = parse_params(content).model_dump(mode="json")
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def mistakes_in(content: dict[str, Any]) -> list[str]:
     """Return a message for every mistake in the content of `params.yaml`, with its key."""
-    content = _with_keys_of_other_kinds(content)
+    content = filled(content)
     try:
         Params.model_validate(content)
     except ValidationError as error:
@@ -140,16 +153,22 @@ def sound_part(content: dict[str, Any]) -> Params:
 
     Reading a section that has a mistake raises AttributeError.
     """
-    return _sound_sections(_with_keys_of_other_kinds(content))
+    return _sound_sections(filled(content))
 
 
 def _sound_sections(content: dict[str, Any]) -> Params:
-    """Return Params with the valid sections of a content that has the keys of every kind."""
+    """Return Params with the valid sections of a filled content."""
     sound: dict[str, Any] = {}
     for name, section in _sections().items():
-        with contextlib.suppress(ValidationError, KeyError):
-            sound[name] = section.validate_python(content[name], strict=True)
-    return Params.model_construct(_fields_set=set(sound), **sound)
+        with contextlib.suppress(ValidationError):
+            if name in content:
+                sound[name] = section.validate_python(content[name], strict=True)
+            elif not Params.model_fields[name].is_required():
+                sound[name] = Params.model_fields[name].default
+    params = Params.model_construct(_fields_set=set(sound), **sound)
+    for name in Params.model_fields.keys() - sound:  # which pydantic filled with defaults
+        params.__dict__.pop(name, None)
+    return params
 
 
 @cache
@@ -157,26 +176,80 @@ def _sections() -> dict[str, TypeAdapter[Any]]:
     return {name: TypeAdapter(kind) for name, kind in Params.__annotations__.items()}
 
 
-def _with_keys_of_other_kinds(content: dict[str, Any]) -> dict[str, Any]:
-    """Return `content` with the keys added that tasks of its kind may leave out.
+def filled(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of `content` with the default of every key that it leaves out.
 
-    An unknown task may leave out the keys of every kind: only the task is reported as a mistake.
+    Whatever is no valid section stays as it is. Optional sections are not added.
     """
-    filled = copy.deepcopy(content)
-    task = value_at(content, "data.task")
-    own = kind_of(task).settings if isinstance(task, str) and task in KINDS else {}
-    for key, value in settings_of_kinds().items():
-        place, _, name = key.rpartition(".")
-        section = value_at(filled, place)
-        if isinstance(section, dict) and key not in own:
-            section.setdefault(name, copy.deepcopy(value))
-    return filled
+    found = copy.deepcopy(dict(content))
+    choices = choices_of(found)
+    for name, field in Params.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, ParamsSection):
+            defaults: dict[str, Any] = {}
+            for choice in reversed(choices):
+                defaults |= kind.DEFAULTS.get(choice, {})
+            given = found.setdefault(name, {})
+            if kind is TrainParams and isinstance(given, dict):
+                defaults |= _of_training(given, choices[0], defaults)
+            _fill(given, kind, defaults)
+        elif field.default is not None and not field.is_required():
+            found.setdefault(name, field.default)
+    return found
+
+
+def defaults_for(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the defaults that apply to the task and the network of `content`."""
+    task, network = (value_at(content, key) for key in ("data.task", "train.network"))
+    train = {} if network is None else {"network": network}
+    return filled({"data": {} if task is None else {"task": task}, "train": train})
+
+
+def _fill(given: Any, section: type[BaseModel], defaults: Mapping[str, Any]) -> None:
+    """Add the keys that `given` lacks, in place; `defaults` come before those of the fields."""
+    if not isinstance(given, dict):
+        return
+    for key, field in section.model_fields.items():
+        default, kind = defaults.get(key, field.default), field.annotation
+        if isinstance(default, BaseModel):
+            default = default.model_dump()
+        if key not in given and not field.is_required():
+            given[key] = copy.deepcopy(default)
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            _fill(given.get(key), kind, defaults.get(key, {}))
+        elif key in defaults and isinstance(default, dict) and isinstance(given[key], dict):
+            given[key] = {**default, **given[key]}  # such as the budgets of single variants
+
+
+def _of_training(
+    train: Mapping[str, Any], network: str, defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the defaults that follow from other keys: network, its arguments, and warm-up."""
+    arguments = arguments_class(network)
+    found: dict[str, Any] = {"network": network}
+    if arguments:
+        found["network_arguments"] = arguments().model_dump()
+    usual = defaults.get("epochs", TrainParams.model_fields["epochs"].default)
+    epochs = train.get("epochs", usual)
+    if type(epochs) is int and epochs > 0:
+        found["warmup_epochs"] = min(2.0, round(epochs / 10, 2))
+    return found
+
+
+def choices_of(content: Mapping[str, Any]) -> list[str]:
+    """Return what defaults depend on, most specific first: network, kind of target and of input."""
+    task, network = value_at(content, "data.task"), value_at(content, "train.network")
+    kind = KINDS.get(task) if isinstance(task, str) else None
+    if not isinstance(network, str):
+        own = next(iter(kind.input.networks)) if kind else None
+        network = own or str(TrainParams.model_fields["network"].default)
+    return [network_family(network), *([kind.target.name, kind.input.name] if kind else [])]
 
 
 def _described(error: ValidationError, content: dict[str, Any]) -> list[str]:
     """Return messages for the mistakes within sections, then for those between valid sections.
 
-    `content` has the keys of every kind.
+    `content` is filled.
     """
     return describe_mistakes(error, Params, content) + [
         f"sections that do not fit together: {text}" for text in misfits(_sound_sections(content))

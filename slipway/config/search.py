@@ -54,9 +54,9 @@ class DimensionParams(ParamsSection):
 class BudgetParams(ParamsSection):
     """Limits of a search, which ends when it reaches the first of them."""
 
-    trials: Positive | None
-    epochs: Positive | None  # trained by all trials together
-    minutes: PositiveFloat | None  # minutes after which no trial starts
+    trials: Positive | None = None
+    epochs: Positive | None = None  # trained by all trials together
+    minutes: PositiveFloat | None = None  # minutes after which no trial starts
 
     def problems(self) -> Iterator[str]:
         if self.trials is self.epochs is self.minutes is None:
@@ -66,20 +66,20 @@ class BudgetParams(ParamsSection):
 class HalvingParams(ParamsSection):
     """Early stopping by asynchronous successive halving (ASHA, Li et al. 2018)."""
 
-    reduction: Annotated[int, Field(ge=2)]  # the best of so many trials at a rung goes on
+    reduction: Annotated[int, Field(ge=2)] = 3  # the best of so many trials at a rung goes on
     first_rung: Positive  # epochs; each further rung has `reduction` times as many
 
 
 class SearchParams(ParamsSection):
     """A search for better values of params.yaml."""
 
-    method: Literal["grid", "random", "tpe", "gp"]
+    method: Literal["grid", "random", "tpe", "gp"] = "tpe"
     metric: Annotated[str, Field(examples=["accuracy"])]  # a metric on validation rows, or loss
     direction: Literal["maximize", "minimize"]
     budget: BudgetParams
-    halving: HalvingParams | None  # null: every trial has all epochs
-    workers: Positive  # trials at the same time
-    seed: NotNegativeInt
+    halving: HalvingParams | None = None  # null: every trial has all epochs
+    workers: Positive = 1  # trials at the same time
+    seed: NotNegativeInt = 0
     space: Annotated[
         dict[str, DimensionParams],
         Field(min_length=1, examples=[{"train.learning_rate": {"log_range": [0.001, 0.01]}}]),

@@ -5,11 +5,11 @@ slipway/config/contradictions.py checks the rules between sections, params.py re
 """
 
 import difflib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from encodings.aliases import aliases
 from pathlib import PurePosixPath
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -30,6 +30,9 @@ LicenseText = Annotated[str, Field(min_length=1, max_length=200, examples=["Apac
 UserName = Annotated[str, Field(pattern=f"^{NAME}$", examples=["package.module:function"])]
 # refuse: quarantine the row; flag: keep it and name the rule in rows.parquet; null: do not check.
 Action = Literal["refuse", "flag"] | None
+# Defaults other than those beside the keys, by a choice of params.yaml: the kind of input
+# (slipway/kinds/inputs.py) or target (slipway/kinds/targets.py), or the network.
+ByChoice = Mapping[str, Mapping[str, Any]]
 Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
 PRUNED_VARIANTS: tuple[Variant, ...] = ("pruned", "pruned_int8")
 
@@ -38,6 +41,8 @@ class ParamsSection(BaseModel):
     """A strict section: no unknown keys, no type conversion, finite numbers only."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    DEFAULTS: ClassVar[ByChoice] = {}
 
     @model_validator(mode="after")
     def _has_no_problems(self) -> Self:
@@ -48,6 +53,16 @@ class ParamsSection(BaseModel):
     def problems(self) -> Iterable[str]:
         """Return a message for each contradiction between keys that are valid on their own."""
         return ()
+
+
+def default_of(section: type[BaseModel], key: str) -> Any:
+    """Return the default of a key such as "clean.rules.blurred", relative to `section`.
+
+    Defaults that depend on a choice are not considered (`ParamsSection.DEFAULTS`).
+    """
+    name, _, inner = key.partition(".")
+    field = section.model_fields[name]
+    return default_of(field.annotation, inner) if inner else field.default  # type: ignore[arg-type]
 
 
 def belongs_to(key: str, chosen: str, choice: str, **values: object) -> list[str]:
@@ -77,7 +92,8 @@ class ColumnParams(ParamsSection):
     min: float | None = None  # smaller numbers are out of range; null for no bound
     max: float | None = None
     required: bool = False  # true: a missing value is refused
-    map: dict[str, str] = Field(default_factory=dict)  # spellings of a category: {found: meant}
+    # Spellings of a category: {found: meant}.
+    map: dict[str, str] = {}
 
     def problems(self) -> Iterator[str]:
         if self.map and self.kind != "category":
@@ -99,46 +115,48 @@ class DataParams(ParamsSection):
     # or a .zip, .tar or .tar.gz of these.
     path: Annotated[str, Field(examples=["data/raw"])]
     # Paths and globs inside the folder `path`, which are joined; null: all of `path` is one source.
-    sources: Annotated[list[str], Field(min_length=1, examples=[["2024/*.csv"]])] | None
+    sources: Annotated[list[str], Field(min_length=1, examples=[["2024/*.csv"]])] | None = None
     # Of a .csv or of text files, a name that Python knows.
-    encoding: Annotated[str, Field(examples=["utf-8"])]
+    encoding: Annotated[str, Field(examples=["utf-8"])] = "utf-8"
     # Of the names in an archive that does not declare UTF-8, such as cp932; null: UTF-8 or cp437.
     archive_encoding: str | None = None
     task: Task
     # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image
     # tasks that read a table.
-    image_column: str
+    image_column: str = "image"
     # Text tasks: the columns with the texts of a row, which are joined in this order.
-    text_columns: Annotated[list[str], Field(examples=[["title", "text"]])]
+    text_columns: Annotated[list[str], Field(examples=[["title", "text"]])] = []
     # Class names or numbers, without effect for a folder. Several labels: a column of lists, or a
     # list of columns of true and false, one for each label.
-    target_column: str | Annotated[list[str], Field(min_length=2, examples=[["cat", "dog"]])]
+    target_column: str | Annotated[list[str], Field(min_length=2, examples=[["cat", "dog"]])] = (
+        "label"
+    )
     # Several labels: between the labels of a cell that is text and no JSON list.
-    label_separator: Annotated[str, Field(min_length=1, examples=["|"])]
-    group_column: str | None  # rows of one group stay in one split
-    time_column: str | None  # the test split is the latest, the training split the earliest
-    weight_column: str | None  # weight of a row in the training loss; null: equal weights
+    label_separator: Annotated[str, Field(min_length=1, examples=["|"])] = "|"
+    group_column: str | None = None  # rows of one group stay in one split
+    time_column: str | None = None  # the test split is the latest, the training split the earliest
+    weight_column: str | None = None  # weight of a row in the training loss; null: equal weights
     # The user's own split (train, val, test). null: split_folders decides, or Slipway splits.
-    split_column: str | None
+    split_column: str | None = None
     # Or a file that names the split of each row: .csv, .jsonl or .parquet.
-    split_file: str | None
+    split_file: str | None = None
     # Folders and Parquet shards named after splits. auto: they are the given split; pool: Slipway
     # splits all rows; classes: the folders are classes.
-    split_folders: Literal["auto", "pool", "classes"]
-    label_map: dict[str, str]  # spelling variants of a class: {found: meant}
+    split_folders: Literal["auto", "pool", "classes"] = "auto"
+    label_map: dict[str, str] = {}  # spelling variants of a class: {found: meant}
     # The allowed classes. The rule `unknown_label` handles any other label. null: all found.
-    classes: list[str] | None
-    columns: Columns  # table tasks: corrections of the inferred column types
+    classes: list[str] | None = None
+    columns: Columns = {}  # table tasks: corrections of the inferred column types
     # Table tasks: cells that count as missing, besides the usual words.
-    missing_values: list[str]
+    missing_values: list[str] = []
     # Table tasks: how dates are written other than in ISO 8601, such as "%d/%m/%Y".
-    date_format: str | None
+    date_format: str | None = None
     # Table tasks: the marks of numbers in text, as in 1.234,56; JSON and Parquet have numbers.
     decimal: Literal[".", ","] = "."
     # null: none, except commas in a column whose other cells prove the decimal point.
     thousands: Literal[",", ".", "'", " "] | None = None
-    checksums: str | None  # file of lines "SHA-256  path", as sha256sum writes them
-    engine: Literal["local", "ray"]  # runs clean and precompute
+    checksums: str | None = None  # file of lines "SHA-256  path", as sha256sum writes them
+    engine: Literal["local", "ray"] = "local"  # runs clean and precompute
 
     @field_validator("path", mode="before")
     @classmethod
@@ -223,60 +241,68 @@ class RuleParams(ParamsSection):
     docs/reference/data.md lists the rules whose action is fixed.
     """
 
-    near_duplicate: Action  # flag: its cluster stays in one split; refuse: one row per cluster
+    # flag: its cluster stays in one split; refuse: one row per cluster.
+    near_duplicate: Action = "flag"
     # Equal rows of a table without ids. flag: all are kept, in one split; refuse: one is kept.
     duplicate_row: Action = "flag"
-    conflicting_label: Action  # equal images or rows with different classes or targets
-    unknown_label: Action  # a label that is not in data.classes
-    wrong_extension: Action
-    too_small: Action
-    constant_image: Action
-    blurred: Action
-    too_dark: Action
-    too_bright: Action
-    odd_aspect: Action
-    outlier: Action  # numbers of a table, and numeric targets
-    type_violation: Action  # flag: the cell counts as missing
-    out_of_range: Action  # flag: the cell counts as missing
-    all_missing: Action
-    constant_column: Action  # refuse: the column is not an input
-    duplicate_column: Action  # refuse: the second of the two is not an input
-    too_short: Action  # texts
-    too_long: Action  # texts
-    control_characters: Action  # in a text; flag: each run of them becomes a space
-    garbled: Action  # a text that was read in another encoding
-    mixed_script: Action  # a word of Latin and Greek or Cyrillic letters
-    rare_script: Action  # a text in a script of less than 1 % of the texts
-    personal_data: Action  # in a text; precompute.mask_personal_data hides it from the network
-    boilerplate: Action  # a passage that many texts of one class have and no other text
+    conflicting_label: Action = "refuse"  # equal images or rows with different classes or targets
+    unknown_label: Action = "refuse"  # a label that is not in data.classes
+    wrong_extension: Action = "flag"
+    too_small: Action = "refuse"
+    constant_image: Action = "refuse"
+    blurred: Action = "flag"
+    too_dark: Action = "flag"
+    too_bright: Action = "flag"
+    odd_aspect: Action = "flag"
+    outlier: Action = "flag"  # numbers of a table, and numeric targets
+    type_violation: Action = "refuse"  # flag: the cell counts as missing
+    out_of_range: Action = "refuse"  # flag: the cell counts as missing
+    all_missing: Action = "refuse"
+    constant_column: Action = "refuse"  # refuse: the column is not an input
+    duplicate_column: Action = "refuse"  # refuse: the second of the two is not an input
+    too_short: Action = "refuse"  # texts
+    too_long: Action = "refuse"  # texts
+    control_characters: Action = "flag"  # in a text; flag: each run of them becomes a space
+    garbled: Action = "flag"  # a text that was read in another encoding
+    mixed_script: Action = "flag"  # a word of Latin and Greek or Cyrillic letters
+    rare_script: Action = "flag"  # a text in a script of less than 1 % of the texts
+    # In a text; precompute.mask_personal_data hides it from the network.
+    personal_data: Action = "flag"
+    boilerplate: Action = "flag"  # a passage that many texts of one class have and no other text
 
 
 class CleanParams(ParamsSection):
     """Limits beyond which a row is refused or flagged, and the allowed number of bad rows."""
 
+    # Equal rows of a table with different outcomes are what a probability describes.
+    DEFAULTS: ClassVar[ByChoice] = {"columns": {"rules": {"conflicting_label": "flag"}}}
+
     # The stage fails if refused rows are a larger fraction of the rows read. Duplicates do not
     # count.
-    max_bad_fraction: Fraction
-    num_workers: NotNegativeInt  # decoding processes; 0: one per core
-    min_side_px: Positive  # a shorter side breaks too_small
+    max_bad_fraction: Fraction = 0.05
+    num_workers: NotNegativeInt = 0  # decoding processes; 0: one per core
+    min_side_px: Positive = 4  # a shorter side breaks too_small
     # Larger images are refused before they are decoded; the service has the same limit.
-    max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)]
+    max_pixels: Annotated[int, Field(ge=1, le=MAX_PIXELS)] = 50_000_000
     # Near duplicates differ in at most this many of the 64 bits of the perceptual hash.
-    near_duplicate_bits: Annotated[int, Field(ge=0, le=16)]
+    near_duplicate_bits: Annotated[int, Field(ge=0, le=16)] = 8
     # Near duplicates share at least this fraction of their sequences of four characters.
-    near_duplicate_similarity: Annotated[float, Field(ge=0.5, le=1)]
-    constant_std: NotNegative  # grey levels of 255; a smaller deviation is a constant_image
-    blur_variance: NotNegative  # variance of the Laplacian, in grey levels squared; less is blurred
-    dark_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; a darker mean is too_dark
-    bright_mean: Annotated[float, Field(ge=0, le=255)]  # grey levels; above it is too_bright
-    max_aspect: Annotated[float, Field(ge=1)]  # longer side over shorter side
+    near_duplicate_similarity: Annotated[float, Field(ge=0.5, le=1)] = 0.7
+    constant_std: NotNegative = 1.0  # grey levels of 255; a smaller deviation is a constant_image
+    # Variance of the Laplacian, in grey levels squared; less is blurred.
+    blur_variance: NotNegative = 5.0
+    # Grey levels; a darker mean is too_dark.
+    dark_mean: Annotated[float, Field(ge=0, le=255)] = 10.0
+    # Grey levels; above it is too_bright.
+    bright_mean: Annotated[float, Field(ge=0, le=255)] = 245.0
+    max_aspect: Annotated[float, Field(ge=1)] = 8.0  # longer side over shorter side
     # Distance from the median in robust standard deviations (1.4826 MAD) that makes an outlier.
-    outlier_mad_threshold: PositiveFloat
-    min_characters: Positive  # fewest characters of a text; fewer break too_short
-    max_characters: Positive  # most characters of a text; more break too_long
-    max_archive_members: Positive
-    max_archive_ratio: Positive  # unpacked bytes over packed bytes of a whole archive
-    rules: RuleParams
+    outlier_mad_threshold: PositiveFloat = 8.0
+    min_characters: Positive = 1  # fewest characters of a text; fewer break too_short
+    max_characters: Positive = 1_000_000  # most characters of a text; more break too_long
+    max_archive_members: Positive = 1_000_000
+    max_archive_ratio: Positive = 200  # unpacked bytes over packed bytes of a whole archive
+    rules: RuleParams = RuleParams()
 
 
 _TimeCuts = Annotated[
@@ -287,19 +313,19 @@ _TimeCuts = Annotated[
 class SplitParams(ParamsSection):
     """Fractions of the three splits. Each class is split in these fractions."""
 
-    train: OpenFraction
-    val: OpenFraction
-    test: OpenFraction
+    train: OpenFraction = 0.7
+    val: OpenFraction = 0.15
+    test: OpenFraction = 0.15
     # stable: the row's own content decides, so new rows move no old one; exact: exact fractions
     # in each class.
-    assignment: Literal["stable", "exact"]
+    assignment: Literal["stable", "exact"] = "stable"
     # report: leaked rows are marked, and metrics come with and without them; auto: report with a
     # given split, else fail.
-    on_leak: Literal["auto", "fail", "report"]
+    on_leak: Literal["auto", "fail", "report"] = "auto"
     # Times at which val and test begin. null: the fractions decide.
-    time_cuts: _TimeCuts | None
-    folds: Annotated[int, Field(ge=2)] | None  # folds of the rows outside test
-    fold: NotNegativeInt  # the fold that is val, counted from 0
+    time_cuts: _TimeCuts | None = None
+    folds: Annotated[int, Field(ge=2)] | None = None  # folds of the rows outside test
+    fold: NotNegativeInt = 0  # the fold that is val, counted from 0
 
     def problems(self) -> Iterator[str]:
         total = self.train + self.val + self.test
@@ -313,29 +339,31 @@ class SplitParams(ParamsSection):
 class PrecomputeParams(ParamsSection):
     """Format of the network's input."""
 
-    image_size_px: Annotated[int, Field(ge=4, le=4096)]  # side of the square
+    image_size_px: Annotated[int, Field(ge=4, le=4096)] = 64  # side of the square
     # Side that training images are stored with, for random crops. null: image_size_px.
-    train_size_px: Annotated[int, Field(ge=4, le=4096)] | None
-    channels: Literal[1, 3]  # 1 grey, 3 RGB
-    resize_mode: Literal["stretch", "crop", "pad"]  # turns an oblong image into a square
-    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"]
+    train_size_px: Annotated[int, Field(ge=4, le=4096)] | None = None
+    channels: Literal[1, 3] = 3  # 1 grey, 3 RGB
+    resize_mode: Literal["stretch", "crop", "pad"] = "crop"  # turns an oblong image into a square
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     # Format of the packed pixels. jpeg is lossy, slower to read, and takes an eighth of the disk.
-    encoding: Literal["raw", "jpeg"]
-    jpeg_quality: Annotated[int, Field(ge=1, le=100)]  # without effect for raw
-    transform: str | None  # your function "package.module:function" on each decoded image
-    num_workers: NotNegativeInt  # decoding processes; 0: one per core
+    encoding: Literal["raw", "jpeg"] = "raw"
+    jpeg_quality: Annotated[int, Field(ge=1, le=100)] = 95  # without effect for raw
+    transform: str | None = None  # your function "package.module:function" on each decoded image
+    num_workers: NotNegativeInt = 0  # decoding processes; 0: one per core
     # Most categories of a column; rarer ones count as unknown. Beyond 2048 fp16 is inexact.
-    max_categories: Annotated[int, Field(ge=1, le=2000)]
-    num_quantiles: Annotated[int, Field(ge=2, le=256)]  # bins of a numeric column's embedding
+    max_categories: Annotated[int, Field(ge=1, le=2000)] = 1000
+    num_quantiles: Annotated[int, Field(ge=2, le=256)] = 48  # bins of a numeric column's embedding
     # Bytes of a text in UTF-8 that the network sees; longer texts are cut, and answers say so.
-    max_text_bytes: Annotated[int, Field(ge=16, le=65536)]
+    max_text_bytes: Annotated[int, Field(ge=16, le=65536)] = 512
     # null: the network reads the bytes of a text. bpe: tokens, learned from the training texts. Or
     # a tokenizer.json, or a folder of Hugging Face's with one.
-    tokenizer: Annotated[str, Field(min_length=1, examples=["bpe"])] | None
-    vocabulary_size: Annotated[int, Field(ge=300, le=200_000)] | None  # only for bpe
-    max_tokens: Annotated[int, Field(ge=8, le=8192)] | None  # of a text; longer ones are cut
+    tokenizer: Annotated[str, Field(min_length=1, examples=["bpe"])] | None = None
+    vocabulary_size: Annotated[int, Field(ge=300, le=200_000)] | None = None  # only for bpe
+    max_tokens: Annotated[int, Field(ge=8, le=8192)] | None = None  # of a text; longer ones are cut
     # Personal data that a text shows only as [email], [phone] or [card], in the service as well.
-    mask_personal_data: Annotated[list[PersonalData], Field(examples=[["email", "phone", "card"]])]
+    mask_personal_data: Annotated[
+        list[PersonalData], Field(examples=[["email", "phone", "card"]])
+    ] = []
 
     def problems(self) -> Iterator[str]:
         yield from named_twice("mask_personal_data", self.mask_personal_data)
@@ -353,8 +381,8 @@ class PrecomputeParams(ParamsSection):
 class Gate(ParamsSection):
     """The required range of a metric."""
 
-    min: float | None
-    max: float | None
+    min: float | None = None
+    max: float | None = None
 
     def problems(self) -> Iterator[str]:
         if self.min is None and self.max is None:
@@ -372,7 +400,7 @@ class CostParams(ParamsSection):
 
     false_positive: NotNegative  # the positive class is answered, and wrong
     false_negative: NotNegative  # the other class is answered, and wrong
-    abstain: PositiveFloat | None  # leave the row to a person; null: never
+    abstain: PositiveFloat | None = None  # leave the row to a person; null: never
 
     def problems(self) -> Iterator[str]:
         if self.false_positive + self.false_negative == 0:
@@ -387,7 +415,7 @@ class DecisionParams(ParamsSection):
 
     positive: str  # the class that has the threshold
     # Its threshold has the lowest cost on validation rows; null: the largest F1.
-    costs: CostParams | None
+    costs: CostParams | None = None
 
 
 _DECISION = {"positive": "spam", "costs": {"false_positive": 5, "false_negative": 1, "abstain": 1}}
@@ -397,30 +425,32 @@ Rule = Annotated[DecisionParams, Field(examples=[_DECISION])]
 class MeasuringParams(ParamsSection):
     """Keys of `evaluate` that `prune` also reads: calibration, and measurement of predictions."""
 
-    batch_size: Positive
-    bootstrap_samples: Annotated[int, Field(ge=100)]  # resamples behind each interval
-    confidence: OpenFraction  # confidence of the intervals
-    calibration: Literal["temperature"] | None  # of probabilities, fitted on validation rows
+    batch_size: Positive = 512
+    bootstrap_samples: Annotated[int, Field(ge=100)] = 1000  # resamples behind each interval
+    confidence: OpenFraction = 0.95  # confidence of the intervals
+    # Of probabilities, fitted on validation rows.
+    calibration: Literal["temperature"] | None = "temperature"
     # Two classes: a threshold, chosen on validation rows. null: the most probable class.
-    decision: Rule | None
-    coverage: OpenFraction  # coverage of prediction sets and intervals
-    ood_fraction: OpenFraction  # of ordinary rows that may be flagged as out of distribution
+    decision: Rule | None = None
+    coverage: OpenFraction = 0.9  # coverage of prediction sets and intervals
+    ood_fraction: OpenFraction = 0.01  # of ordinary rows that may be flagged as out of distribution
 
 
 class EvaluateParams(MeasuringParams):
     """Measurements on the test split, and the requirements for a release."""
 
-    metrics: list[UserName]  # your own functions, besides the built-in metrics
-    top_k: Positive | None  # k of top_k_accuracy; null: no such metric
-    gates: Gates  # a model that misses one is neither served nor released
+    metrics: list[UserName] = []  # your own functions, besides the built-in metrics
+    top_k: Positive | None = 3  # k of top_k_accuracy; null: no such metric
+    gates: Gates = {}  # a model that misses one is neither served nor released
     # Columns of the user's table that also cut the test rows into slices. Class, size, brightness
     # and group are always slices.
-    slices: list[str]
-    slice_min_rows: Annotated[int, Field(ge=2)]  # smaller slices are listed, but not judged
-    slice_gates: Gates  # required of every judged slice
-    reference_model: str | None  # folder of an earlier bundle to compare with on the same rows
+    slices: list[str] = []
+    slice_min_rows: Annotated[int, Field(ge=2)] = 20  # smaller slices are listed, but not judged
+    slice_gates: Gates = {}  # required of every judged slice
+    # Folder of an earlier bundle to compare with on the same rows.
+    reference_model: str | None = None
     # Largest loss against it: accuracy points, or relative growth of the RMSE.
-    max_regression: NotNegative
+    max_regression: NotNegative = 0.01
 
     def problems(self) -> Iterator[str]:
         yield from named_twice("slices", self.slices)
@@ -439,34 +469,44 @@ class PruneParams(ParamsSection):
     """A smaller network made from the trained one, for the variants `pruned` and `pruned_int8`."""
 
     # structured: removes whole channels; magnitude: sets single weights to zero.
-    kind: Literal["structured", "magnitude"] | None
-    sparsity: OpenFraction  # of the channels of each layer that can spare some, or of all weights
-    epochs: Positive  # epochs of the fine-tune
-    learning_rate: PositiveFloat  # learning rate at the start of the fine-tune; it falls to zero
+    kind: Literal["structured", "magnitude"] | None = None
+    # Of the channels of each layer that can spare some, or of all weights.
+    sparsity: OpenFraction = 0.5
+    epochs: Positive = 5  # epochs of the fine-tune
+    # Learning rate at the start of the fine-tune; it falls to zero.
+    learning_rate: PositiveFloat = 0.001
 
 
 class GoalParams(ParamsSection):
     """The goal by which a provider's variant is chosen for the service's `auto`."""
 
     # Against fp32 on validation rows: accuracy points, or relative growth of the RMSE.
-    max_metric_loss: NotNegative
-    prefer: Literal["fastest", "smallest"]  # among the variants within max_metric_loss
+    max_metric_loss: NotNegative = 0.005
+    prefer: Literal["fastest", "smallest"] = "fastest"  # among the variants within max_metric_loss
 
 
 class ExportParams(ParamsSection):
     """The ONNX graphs to make, and the rules for choosing one."""
 
-    purpose: str | None  # intended use, for the model card; null: the card says it is unknown
+    DEFAULTS: ClassVar[ByChoice] = {"lightgbm": {"variants": ["fp32"]}}
+
+    # Intended use, for the model card; null: the card says it is unknown.
+    purpose: str | None = None
     # Licences of weights and raw data, for the model card and the release's bill of materials: an
     # SPDX expression, or a name. null: nobody declared one.
-    license: LicenseText | None
-    data_license: LicenseText | None
-    opset: Annotated[int, Field(ge=18, le=24)]
-    max_batch_size: Annotated[int, Field(ge=1, le=4096)]  # of the graphs and the service
-    variants: Annotated[list[Variant], Field(min_length=1)]
-    quantization_samples: Positive  # training rows that int8 ranges are measured on
-    golden_rows: Annotated[int, Field(ge=0, le=4096)]  # validation rows stored in the bundle
-    goal: GoalParams
+    license: LicenseText | None = None
+    data_license: LicenseText | None = None
+    opset: Annotated[int, Field(ge=18, le=24)] = 18
+    max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 256  # of the graphs and the service
+    variants: Annotated[list[Variant], Field(min_length=1)] = [
+        "fp32",
+        "fp16",
+        "int8",
+        "int8_dynamic",
+    ]
+    quantization_samples: Positive = 512  # training rows that int8 ranges are measured on
+    golden_rows: Annotated[int, Field(ge=0, le=4096)] = 64  # validation rows stored in the bundle
+    goal: GoalParams = GoalParams()
 
     def problems(self) -> Iterator[str]:
         if "fp32" not in self.variants:
@@ -480,26 +520,44 @@ class ExportParams(ParamsSection):
 class CompileParams(ParamsSection):
     """Settings of the TensorRT engine that the stage `compile` builds."""
 
-    variant: Literal["fp32", "fp16", "int8_tensorrt"]  # exported graph to compile
+    DEFAULTS: ClassVar[ByChoice] = {"lightgbm": {"variant": "fp32"}}
+
+    variant: Literal["fp32", "fp16", "int8_tensorrt"] = "fp16"  # exported graph to compile
     # true: fail without a GPU or TensorRT; false: record why there is no engine.
-    require: bool
-    optimal_batch_size: Positive  # tuned for; the engine takes 1 to export.max_batch_size
-    workspace_mib: Positive  # scratch memory of the builder
+    require: bool = False
+    optimal_batch_size: Positive = 32  # tuned for; the engine takes 1 to export.max_batch_size
+    workspace_mib: Positive = 1024  # scratch memory of the builder
 
 
 class VerifyParams(ParamsSection):
     """Allowed differences between the backends of the certificate."""
 
-    max_difference: PositiveFloat  # of outputs: torch to ONNX fp32, and ONNX to HTTP
-    max_metric_loss: dict[Variant, NotNegative]  # accuracy points, or relative growth of the RMSE
-    batch_seconds: PositiveFloat  # limit for the repetition of fp32 in each small batch size
-    timing_rounds: Positive  # latency is the median of this many calls
+    _BUDGETS: ClassVar[dict[Variant, float]] = {
+        "fp16": 0.004,
+        "int8": 0.01,
+        "int8_dynamic": 0.01,
+        "int8_tensorrt": 0.01,
+        "pruned": 0.01,
+        "pruned_int8": 0.01,
+    }
+    DEFAULTS: ClassVar[ByChoice] = {
+        "class": {"max_metric_loss": _BUDGETS},
+        "labels": {"max_metric_loss": _BUDGETS},
+        "number": {"max_metric_loss": dict.fromkeys(_BUDGETS, 0.05) | {"fp16": 0.01}},
+    }
+
+    # Of outputs: torch to ONNX fp32, and ONNX to HTTP.
+    max_difference: PositiveFloat = 1e-5
+    # Accuracy points, or relative growth of the RMSE. A variant that is left out keeps its own.
+    max_metric_loss: dict[Variant, NotNegative] = _BUDGETS
+    batch_seconds: PositiveFloat = 60.0  # limit for the repetition of fp32 in each small batch size
+    timing_rounds: Positive = 50  # latency is the median of this many calls
 
 
 class ScriptParams(ParamsSection):
     """Limits of `slipway export edge` or `openvino`; null is no limit."""
 
-    max_folder_mb: PositiveFloat | None  # size of the written files
-    max_installed_mb: PositiveFloat | None  # size of the packages that run.py needs
-    max_memory_mb: PositiveFloat | None  # peak memory of the process
-    max_latency_ms: PositiveFloat | None  # median for one row, on the machine that exports
+    max_folder_mb: PositiveFloat | None = None  # size of the written files
+    max_installed_mb: PositiveFloat | None = None  # size of the packages that run.py needs
+    max_memory_mb: PositiveFloat | None = None  # peak memory of the process
+    max_latency_ms: PositiveFloat | None = None  # median for one row, on the machine that exports

@@ -1,7 +1,11 @@
-"""Reads the stages of `dvc.yaml`, with their params, dependencies and outputs."""
+"""Reads the stages of `dvc.yaml`, with their params, dependencies and outputs.
+
+The keys that a stage reads are below `meta`: DVC would refuse those that params.yaml leaves out.
+"""
 
 import os
 import re
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +16,7 @@ from slipway.config.yaml_files import read_yaml
 from slipway.system.errors import SchemaError
 
 PIPELINE = Path("dvc.yaml")
+_WITHOUT_BRACES = str.maketrans("{}", "()")
 RESTORE = "Restore it with git, or remove it and run `slipway run`."
 
 
@@ -55,7 +60,10 @@ def pipeline_of(stages: Mapping[str, Any], content: Mapping[str, Any]) -> Pipeli
 
     return Pipeline(
         params={
-            name: [key for key in stage.get("params", []) if isinstance(key, str)]
+            name: [
+                *stage.get("meta", {}).get("params", []),
+                *[key for key in stage.get("params", []) if isinstance(key, str)],
+            ]
             for name, stage in stages.items()
         },
         deps={name: paths(stage, "deps") for name, stage in stages.items()},
@@ -93,3 +101,26 @@ def overlap(outs: list[str], deps: list[str]) -> bool:
     """Return True if a path of `deps` equals one of `outs`, or is below or above one."""
     made, used = ([Path(os.path.normpath(path)) for path in paths] for paths in (outs, deps))
     return any(out.is_relative_to(dep) or dep.is_relative_to(out) for out in made for dep in used)
+
+
+def path_mistakes(project: Path) -> list[str]:
+    """Return the reason why DVC cannot run in the folder `project`, or nothing.
+
+    DVC formats its lines of progress with the path in them, so braces make it fail after a stage.
+    """
+    braced = [part for part in (project.absolute(), *project.absolute().parents) if _braces(part)]
+    if not braced:
+        return []
+    moves = [
+        shlex.join(["mv", str(part), str(part.with_name(part.name.translate(_WITHOUT_BRACES)))])
+        for part in braced
+    ]
+    return [
+        f"the path of the project, {str(project.absolute())!r}, has braces, which DVC cannot "
+        f"handle: it expects a path without {{ and }}. Name another folder, or rename this one: "
+        f"{' && '.join(moves)}"
+    ]
+
+
+def _braces(part: Path) -> set[str]:
+    return {*part.name} & {*"{}"}

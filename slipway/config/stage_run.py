@@ -22,13 +22,13 @@ def run_stage(run: "Callable[[Params], None]") -> None:
 
     def with_params() -> None:
         # Commands without params.yaml also run where ruamel.yaml is not installed.
-        from slipway.config.params import parse_params, read_content
+        from slipway.config.params import parse_params, read_content, resolved
         from slipway.config.seals import sealed
 
         content = read_content()
         params = parse_params(content)
         try_to_write(WRITTEN)
-        with sealed(_stage_name(), content):
+        with sealed(_stage_name(), resolved(content)):
             run(params)
 
     run_command(with_params)

@@ -1,12 +1,13 @@
 """The sections of `params.yaml` that `augment`, `train` and `audit` read."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from slipway.config.network_arguments import argument_mistakes
+from slipway.config.network_arguments import argument_mistakes, arguments_class
 from slipway.config.sections import (
+    ByChoice,
     Fraction,
     NotNegative,
     NotNegativeInt,
@@ -19,7 +20,7 @@ from slipway.config.sections import (
     named_twice,
 )
 from slipway.config.yaml_files import as_yaml
-from slipway.kinds.inputs import ENCODER
+from slipway.kinds.inputs import ENCODER, TIMM
 from slipway.kinds.registry import are_trees
 
 Operation = Literal[
@@ -50,27 +51,31 @@ Range = Annotated[list[PositiveFloat], Field(min_length=2, max_length=2, example
 class AugmentParams(ParamsSection):
     """Random changes of training images and texts, drawn for each sample and epoch."""
 
-    random_resized_crop: Range  # cropped area as a fraction of the image; [1, 1]: no crop
-    crop_aspect: Range  # width over height of that area; without effect if nothing is cropped
-    rotation_deg: Annotated[float, Field(ge=0, le=180)]  # largest angle either way
-    scale: Range  # zoom factors
-    translation: Fraction  # largest shift either way, as a fraction of the side
-    crop_padding_px: NotNegativeInt  # random crop after padding every side by this much
-    horizontal_flip: Fraction  # probability
-    vertical_flip: Fraction  # probability
-    brightness: Fraction  # factor between 1 - this and 1 + this
-    contrast: Fraction
-    saturation: Fraction  # without effect for grey images
-    hue: Annotated[float, Field(ge=0, le=0.5)]  # turn of the colour circle; not for grey images
-    erasing: Fraction  # probability that a rectangle is filled with grey
-    erasing_area: Range  # area of that rectangle, as a fraction of the image
-    mixup_alpha: NotNegative  # beta distribution of the blend of two images; 0: no mixup
-    cutmix_alpha: NotNegative  # beta distribution of the pasted area; 0: no cutmix
-    mix_probability: Fraction  # for each row; without effect if both alphas are 0
-    forbid: list[Operation]  # operations that would change the label; using one fails the stage
-    offline_copies: NotNegativeInt  # augmented copies of each training row, written to disk
-    token_dropout: Fraction  # texts with a tokenizer: probability that a token is left out
-    word_deletion: Fraction  # texts without a tokenizer: probability that a word is left out
+    # Cropped area as a fraction of the image; [1, 1]: no crop.
+    random_resized_crop: Range = [1.0, 1.0]
+    # Width over height of that area; without effect if nothing is cropped.
+    crop_aspect: Range = [0.75, 1.3333]
+    rotation_deg: Annotated[float, Field(ge=0, le=180)] = 0.0  # largest angle either way
+    scale: Range = [1.0, 1.0]  # zoom factors
+    translation: Fraction = 0.0  # largest shift either way, as a fraction of the side
+    crop_padding_px: NotNegativeInt = 0  # random crop after padding every side by this much
+    horizontal_flip: Fraction = 0.0  # probability
+    vertical_flip: Fraction = 0.0  # probability
+    brightness: Fraction = 0.0  # factor between 1 - this and 1 + this
+    contrast: Fraction = 0.0
+    saturation: Fraction = 0.0  # without effect for grey images
+    # Turn of the colour circle; not for grey images.
+    hue: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+    erasing: Fraction = 0.0  # probability that a rectangle is filled with grey
+    erasing_area: Range = [0.02, 0.2]  # area of that rectangle, as a fraction of the image
+    mixup_alpha: NotNegative = 0.0  # beta distribution of the blend of two images; 0: no mixup
+    cutmix_alpha: NotNegative = 0.0  # beta distribution of the pasted area; 0: no cutmix
+    mix_probability: Fraction = 1.0  # for each row; without effect if both alphas are 0
+    # Operations that would change the label; using one fails the stage.
+    forbid: list[Operation] = []
+    offline_copies: NotNegativeInt = 0  # augmented copies of each training row, written to disk
+    token_dropout: Fraction = 0.0  # texts with a tokenizer: probability that a token is left out
+    word_deletion: Fraction = 0.0  # texts without a tokenizer: probability that a word is left out
 
     def problems(self) -> Iterator[str]:
         for name in ("random_resized_crop", "crop_aspect", "scale", "erasing_area"):
@@ -91,44 +96,60 @@ _TREES_PATIENCE = 100  # rounds: each changes little at the usual learning rates
 class TrainParams(ParamsSection):
     """The network and its training recipe."""
 
+    DEFAULTS: ClassVar[ByChoice] = {
+        "small_resnet": {"learning_rate": 0.004},
+        TIMM: {"epochs": 12},
+        "tabm": {"learning_rate": 0.006, "weight_decay": 0.0003},
+        "lightgbm": {"epochs": 2000, "learning_rate": 0.05},
+        "hashed_ngrams": {"epochs": 8, "learning_rate": 0.003, "weight_decay": 0.01},
+        "small_transformer": {"epochs": 8, "weight_decay": 0.01},
+        ENCODER: {"epochs": 3, "learning_rate": 5e-5, "weight_decay": 0.01},
+    }
+
     # "small_resnet", "timm/NAME" for any network of timm, "tabm" for tables, "encoder" for a local
-    # Hugging Face folder, or your own "package.module:Class".
-    network: str
-    # Passed to the network's constructor.
-    network_arguments: Annotated[dict[str, Any], Field(examples=[{"width": 32}])]
+    # Hugging Face folder, or your own "package.module:Class". Without the key: small_resnet for
+    # images, tabm for tables, hashed_ngrams for texts.
+    network: str = "small_resnet"
+    # Passed to the network's constructor: those that differ from its own defaults.
+    network_arguments: Annotated[dict[str, Any], Field(examples=[{"width": 32}])] = {}
     # For timm networks: "hub", or a .safetensors or .pth file. null: fresh weights. For "encoder":
     # a local Hugging Face folder. For all others but trees: weights.safetensors of a former model.
-    pretrained: str | None
-    freeze_epochs: NotNegativeInt  # epochs that train only the head of a pretrained network
+    pretrained: str | None = None
+    freeze_epochs: NotNegativeInt = 0  # epochs that train only the head of a pretrained network
     # Epochs over which the frozen parts join, the last one first. 0: all at once.
-    unfreeze_epochs: NotNegativeInt
-    epochs: Positive
-    # Training ends after this many epochs without a lower validation loss. null: never early; auto:
-    # `TrainParams.patience`.
-    early_stopping_patience: Positive | Literal["auto"] | None
-    batch_size: Positive  # rows per optimizer step, over all devices and accumulation steps
-    max_batch_per_device: Positive  # above it gradients are accumulated over smaller batches
-    shuffle: Literal["rows", "blocks"]  # blocks are read whole: for data larger than memory
+    unfreeze_epochs: NotNegativeInt = 0
+    epochs: Positive = 40
+    # Training ends after this many epochs without a lower validation loss. null: never early. auto:
+    # a tenth of epochs, at least 5 (trees: 100 rounds), where there are 50 validation rows and keep
+    # is best.
+    early_stopping_patience: Positive | Literal["auto"] | None = "auto"
+    batch_size: Positive = 128  # rows per optimizer step, over all devices and accumulation steps
+    max_batch_per_device: Positive = 1024  # above it gradients are accumulated over smaller batches
+    # blocks are read whole: for data larger than memory.
+    shuffle: Literal["rows", "blocks"] = "rows"
     # MiB per node, of the rows in use and those read ahead. Only for blocks.
-    shuffle_buffer_mib: Positive | None
+    shuffle_buffer_mib: Positive | None = None
     # auto: cross_entropy, bce or mse.
-    loss: Literal["auto", "cross_entropy", "bce", "asymmetric", "mse", "huber"] | UserName
+    loss: Literal["auto", "cross_entropy", "bce", "asymmetric", "mse", "huber"] | UserName = "auto"
     # Error, in standard deviations of the target, above which the Huber loss is linear.
-    huber_delta: PositiveFloat | None
-    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None  # in the loss
-    label_smoothing: Annotated[float, Field(ge=0, lt=1)]  # without effect for a numeric target
-    optimizer: Literal["adamw", "sgd"]
-    momentum: Annotated[float, Field(ge=0, lt=1)] | None  # only for sgd
-    nesterov: bool  # only for sgd
-    learning_rate: PositiveFloat  # at its peak
-    weight_decay: NotNegative
-    l1: NotNegative  # factor of the sum of the magnitudes of the decayed weights, in the loss
-    schedule: Literal["cosine", "one_cycle", "step", "constant"]  # after the warm-up
-    warmup_epochs: NotNegative  # the learning rate rises during these
-    step_epochs: Positive | None  # epochs between multiplications by step_factor; only for step
-    step_factor: OpenFraction | None  # only for step
-    gradient_clip_norm: PositiveFloat | None
-    ema_decay: OpenFraction | None  # decay of the moving average of the weights, per step
+    huber_delta: PositiveFloat | None = None
+    class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None  # in the loss
+    # Without effect for a numeric target.
+    label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    optimizer: Literal["adamw", "sgd"] = "adamw"
+    momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # only for sgd
+    nesterov: bool = False  # only for sgd
+    learning_rate: PositiveFloat = 0.001  # at its peak
+    weight_decay: NotNegative = 0.05
+    l1: NotNegative = 0.0  # factor of the sum of the magnitudes of the decayed weights, in the loss
+    schedule: Literal["cosine", "one_cycle", "step", "constant"] = "cosine"  # after the warm-up
+    # The learning rate rises during these. Without the key: a tenth of epochs, at most 2.
+    warmup_epochs: NotNegative = 2.0
+    # Epochs between multiplications by step_factor; only for step.
+    step_epochs: Positive | None = None
+    step_factor: OpenFraction | None = None  # only for step
+    gradient_clip_norm: PositiveFloat | None = 1.0
+    ema_decay: OpenFraction | None = None  # decay of the moving average of the weights, per step
     strategy: Literal[
         "auto",
         "single",
@@ -139,38 +160,51 @@ class TrainParams(ParamsSection):
         "deepspeed_stage_1",
         "deepspeed_stage_2",
         "deepspeed_stage_3",
-    ]
+    ] = "auto"
     # Processes that share a copy of the network. Only for tensor_parallel, pipeline and fsdp. null:
     # all processes share one copy; with fsdp, no processes share one.
-    model_parallel: Annotated[int, Field(ge=2)] | None
-    precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"]
-    accelerator: Literal["auto", "cpu", "gpu"]
+    model_parallel: Annotated[int, Field(ge=2)] | None = None
+    precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"] = "auto"
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     # State that DeepSpeed keeps in host memory: more room on the GPU for less speed.
-    offload: Offload | None
+    offload: Offload | None = None
     # Folder on disk for the offloaded optimizer state. null: the host's memory.
-    offload_path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme"])] | None
-    devices: Literal["auto"] | Positive  # per node
-    num_nodes: Positive
-    num_workers: NotNegativeInt  # loader processes per device; 0 loads in the trainer itself
+    offload_path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme"])] | None = None
+    devices: Literal["auto"] | Positive = "auto"  # per node
+    num_nodes: Positive = 1
+    num_workers: NotNegativeInt = 0  # loader processes per device; 0 loads in the trainer itself
     # Action for a step whose loss or gradient is NaN or infinite. Such a step never changes a
     # weight.
-    on_nonfinite: Literal["fail", "skip"]
+    on_nonfinite: Literal["fail", "skip"] = "fail"
     # Action for a step whose loss lies 6 standard deviations above that of the last 128 steps.
     # rewind: back to the newest checkpoint as well. null: none.
-    on_loss_spike: Literal["skip", "rewind"] | None
-    max_skipped_steps: NotNegativeInt  # skipped steps of the whole run; one more fails it
-    repeat_every_steps: Positive | None  # a repeated step must give equal bits; null: never
+    on_loss_spike: Literal["skip", "rewind"] | None = None
+    max_skipped_steps: NotNegativeInt = 10  # skipped steps of the whole run; one more fails it
+    repeat_every_steps: Positive | None = None  # a repeated step must give equal bits; null: never
     # true: an operation without a deterministic kernel fails; warn: it runs, with a warning.
-    deterministic: Literal["warn"] | bool
-    compile: bool  # torch.compile; needs a C++ compiler, or triton on a GPU
-    channels_last: Literal["auto"] | bool  # memory layout of the weights of image networks
-    keep: Literal["best", "last"]  # epoch that the model comes from; best by validation loss
-    checkpoint_every_epochs: Positive  # a killed run repeats at most this many
+    deterministic: Literal["warn"] | bool = "warn"
+    compile: bool = False  # torch.compile; needs a C++ compiler, or triton on a GPU
+    channels_last: Literal["auto"] | bool = "auto"  # memory layout of the weights of image networks
+    # Epoch that the model comes from; best by validation loss.
+    keep: Literal["best", "last"] = "best"
+    checkpoint_every_epochs: Positive = 5  # a killed run repeats at most this many
     # Checkpoints within an epoch as well. null: only at the ends of epochs.
-    checkpoint_every_minutes: PositiveFloat | None
-    log_every_steps: Positive  # scalars in TensorBoard and the run log
-    log_histograms_every_epochs: Positive | None  # weights and gradients in TensorBoard
-    loggers: list[Tracker]  # trackers that get TensorBoard's scalars and the settings as well
+    checkpoint_every_minutes: PositiveFloat | None = 10.0
+    log_every_steps: Positive = 10  # scalars in TensorBoard and the run log
+    log_histograms_every_epochs: Positive | None = None  # weights and gradients in TensorBoard
+    loggers: list[Tracker] = []  # trackers that get TensorBoard's scalars and the settings as well
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_all_arguments(cls, content: Any) -> Any:
+        """Add the network's own defaults to its arguments, so that records name them."""
+        if not isinstance(content, dict):
+            return content
+        given = content.get("network_arguments", {})
+        known = arguments_class(str(content.get("network", cls.model_fields["network"].default)))
+        if known is None or not isinstance(given, dict):
+            return content
+        return content | {"network_arguments": {**known().model_dump(), **given}}
 
     def patience(self, num_val: int) -> int | None:
         """Return the epochs without a lower validation loss that end a training; None: never early.
@@ -289,7 +323,9 @@ class TrainParams(ParamsSection):
 class AuditParams(ParamsSection):
     """Search for wrong labels by cross-validation. Only for classification."""
 
+    DEFAULTS: ClassVar[ByChoice] = {"lightgbm": {"epochs": 300}}
+
     # Networks to train, each without one fold of the rows of train and val. null: no search.
-    folds: Annotated[int, Field(ge=2)] | None
+    folds: Annotated[int, Field(ge=2)] | None = None
     # Epochs of each network. Fewer than train.epochs, because long training memorises wrong labels.
-    epochs: Positive
+    epochs: Positive = 15

@@ -1,13 +1,13 @@
 """Checks params.yaml for settings that boosted trees cannot apply.
 
-Explicit requests are refused: devices, precision, weight averages, the user's loss. For a key of
-gradient steps that always has a value, such as `batch_size`, the stage notes that it has no effect.
+Requests of devices, precision, weight averages and the user's loss are refused, and so are keys of
+gradient steps, such as `batch_size`, if their value is not the default.
 """
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from slipway.config.sections import CompileParams, PruneParams
+from slipway.config.sections import CompileParams, PruneParams, default_of
 from slipway.config.training import TrainParams
 from slipway.config.yaml_files import as_yaml
 from slipway.kinds.registry import are_trees
@@ -28,6 +28,25 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "log_histograms_every_epochs": (None,),
     "loggers": ([],),
 }
+
+# Keys of the section train that configure gradient steps, their devices and their checkpoints.
+WITHOUT_EFFECT = (
+    *("batch_size", "max_batch_per_device", "shuffle", "shuffle_buffer_mib"),
+    *("optimizer", "momentum", "nesterov", "weight_decay", "l1"),
+    *("schedule", "step_epochs", "step_factor", "gradient_clip_norm"),
+    *("num_workers", "deterministic", "on_nonfinite", "on_loss_spike"),
+    *("max_skipped_steps", "repeat_every_steps"),
+    *("checkpoint_every_epochs", "checkpoint_every_minutes", "log_every_steps"),
+)
+
+
+def without_steps(train: Mapping[str, Any], network: str) -> dict[str, Any]:
+    """Return the section train of a file with only the keys that `network` reads.
+
+    For a model that takes over the section of another network, such as a member of an ensemble.
+    """
+    unread = WITHOUT_EFFECT if are_trees(network) else ()
+    return {key: value for key, value in train.items() if key not in unread}
 
 
 def require_gradient_steps(network: str, command: str) -> None:
@@ -51,6 +70,12 @@ def requests_beyond_trees(
             yield (
                 f"train.{key} is {as_yaml(value)}, but {trees} takes no gradient steps and runs in "
                 f"one process on the CPU: set it to {as_yaml(neutral[0])}"
+            )
+    for key in WITHOUT_EFFECT:
+        if (value := getattr(train, key)) != (usual := default_of(TrainParams, key)):
+            yield (
+                f"train.{key} is {as_yaml(value)}, but {trees} takes no gradient steps: remove it, "
+                f"or set it to {as_yaml(usual)}"
             )
     if train.label_smoothing and target.has_classes:
         yield (

@@ -14,7 +14,7 @@ from typing import Any, Literal
 from slipway.artifacts.bundle import Metric
 from slipway.artifacts.gates import Verdict
 from slipway.config.mistakes import hint
-from slipway.config.params import flat
+from slipway.config.params import filled, flat
 from slipway.experiments import repository
 from slipway.system import files
 from slipway.system.contract import Contract, parse_record
@@ -156,9 +156,10 @@ def now() -> str:
 
 
 def params_of(content: dict[str, Any]) -> dict[str, Any]:
-    """Return all params by key, except those of sections that no stage reads."""
+    """Return all params by key, defaults included, except those of sections that no stage reads."""
     unread = ("search", "edge", "openvino", "loop")
-    return json_values({key: content[key] for key in content if key not in unread})
+    whole = filled(content) if content else {}
+    return json_values({key: whole[key] for key in whole if key not in unread})
 
 
 def json_values(content: dict[str, Any]) -> dict[str, Any]:

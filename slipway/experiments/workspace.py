@@ -10,7 +10,7 @@ from slipway.experiments import repository, take_journal
 from slipway.experiments.records import (
     ExperimentRecord,
     find_record,
-    json_values,
+    params_of,
     read_records,
     shortened,
 )
@@ -85,9 +85,11 @@ def _why_not(record: ExperimentRecord) -> str:
     why = shortened(record.reason.rstrip("."), _LONGEST_CAUSE) or "its results were not kept"
     if record.ended == "done" and record.stage:
         why = f"it ended with the stage {record.stage}"
-    here = json_values(read_content())
+    here = params_of(read_content())
     again = [
-        f"'{key}={as_yaml(value)}'" for key, value in record.params.items() if here[key] != value
+        f"'{key}={as_yaml(value)}'"
+        for key, value in record.params.items()
+        if here.get(key) != value
     ]
     return (
         f"{record.name} cannot be taken: {why}; expected a run of all stages that is done. "

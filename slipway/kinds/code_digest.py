@@ -13,8 +13,8 @@ reaches:
 * a network, loss, metric or transform of the user that params.yaml names and the stage runs, with
   every module of the project that it imports.
 
-Comments, blank lines and docstrings that no code reads do not count
-(slipway/system/source_code.py).
+Comments, blank lines and docstrings that no code reads do not count, nor do the default values of
+params: the digest of a stage's params has those that it reads (slipway/system/source_code.py).
 """
 
 import json
@@ -22,7 +22,6 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache, partial
 from pathlib import Path
-from typing import Any
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -114,22 +113,6 @@ def project_names(root: Path) -> dict[str, list[str]]:
     }
 
 
-def untracked_user_code(root: Path, pipeline: dict[str, Any]) -> list[str]:
-    """Return the files of the user's code that are not dependencies of the stage `code`.
-
-    `pipeline` is the content of dvc.yaml. After a change to such a file DVC would not run `code`,
-    and then no other stage either.
-    """
-    stage = pipeline.get("stages", {}).get("code", {})
-    if not stage or stage.get("always_changed"):
-        return []
-    tracked = [Path(dep) for dep in stage.get("deps", []) if isinstance(dep, str)]
-    names = [name for named in project_names(root).values() for name in named]
-    found = (_file_of(root, name.partition(":")[0]) for name in names)
-    own = {place for path in found if path for place in _users_digests(root, path)}
-    return sorted(place for place in own if not any(map(Path(place).is_relative_to, tracked)))
-
-
 def user_code(root: Path, key: str, names: Iterable[str | None]) -> list[UserCode]:
     """Describe the user's code among `names`, the value of `key` in params.yaml.
 
@@ -218,7 +201,7 @@ def reached_files(
         if path not in modules:
             modules.add(path)
             if path.suffix == ".py":
-                names = _reduced((_base(root, path.parts[0]) / path).read_bytes())[1]
+                names = _reduced(_base(root, path.parts[0]) / path)[1]
                 loaded = {module for name in names for module in declared.get(name, ())}
                 found = (find(_absolute(name, path)) for name in {*names, *loaded})
                 waiting.extend(file for file in found if file is not None)
@@ -267,7 +250,7 @@ def _known(root: Path) -> dict[str, tuple[str, tuple[str, ...]]]:
         path for package in PACKAGES for path in (_base(root, package) / package).rglob("*.py")
     )
     keys = {files.sha256_file(path) for path in paths}
-    return {key: value for key, value in _SOURCES.items() if key in keys}
+    return {key: value for key, value in _SOURCES.items() if key.partition("-")[0] in keys}
 
 
 @cache
@@ -276,12 +259,14 @@ def _reader() -> str:
     return files.sha256_file(Path(read_source.__code__.co_filename))
 
 
-def _reduced(payload: bytes) -> tuple[str, tuple[str, ...]]:
+def _reduced(path: Path) -> tuple[str, tuple[str, ...]]:
     """Return (digest of a module's code without comments and docstrings, modules it names)."""
-    key = files.sha256_bytes(payload)
+    payload = path.read_bytes()
+    of_params = path.parent.parts[-2:] == ("slipway", "config")
+    key = files.sha256_bytes(payload) + "-without-defaults" * of_params
     if key not in _SOURCES:
         try:
-            source = read_source(payload.decode())
+            source = read_source(payload.decode(), defaults=not of_params)
             _SOURCES[key] = files.sha256_bytes(source.text.encode()), tuple(sorted(source.modules))
         except (
             SyntaxError,
@@ -292,8 +277,7 @@ def _reduced(payload: bytes) -> tuple[str, tuple[str, ...]]:
 
 
 def _digest(path: Path) -> str:
-    payload = path.read_bytes()
-    return _reduced(payload)[0] if path.suffix == ".py" else files.sha256_bytes(payload)
+    return _reduced(path)[0] if path.suffix == ".py" else files.sha256_file(path)
 
 
 def _base(root: Path, package: str) -> Path:

@@ -3,7 +3,7 @@
 import difflib
 import functools
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
@@ -19,11 +19,6 @@ class TaskKind:
     name: str  # `data.task` in params.yaml
     input: InputKind
     target: TargetKind
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Keys of params.yaml that this kind requires and others may omit, with their defaults."""
-        return {**self.input.settings, **self.target.settings}
 
 
 KINDS = {
@@ -54,11 +49,6 @@ def task_for(inputs: InputKind, target: TargetKind) -> str:
     return next(
         kind.name for kind in KINDS.values() if (kind.input, kind.target) == (inputs, target)
     )
-
-
-def settings_of_kinds() -> dict[str, Any]:
-    """Return the keys of params.yaml that some kinds may omit, with the value of an omitted key."""
-    return {key: value for kind in KINDS.values() for key, value in kind.settings.items()}
 
 
 def input_kinds() -> dict[str, InputKind]:

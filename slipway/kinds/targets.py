@@ -1,7 +1,7 @@
 """The kinds of target, one record for each: classes, several labels, numbers."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from slipway.kinds.parts import TargetPart, import_part
@@ -52,8 +52,6 @@ class TargetKind:
     baseline: str  # the trivial predictor in a few words, for reports
     baseline_rule: str  # the answer of the trivial predictor, in words
     parts: Mapping[TargetPart, str]
-    # Keys of params.yaml that this kind requires and others may omit, as in `InputKind`.
-    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def load_part(self, part: TargetPart) -> Any:
         """Import this kind of target's function or class for `part`, for example its loss."""
@@ -139,7 +137,6 @@ LABELS = TargetKind(
         "sections": "slipway.reports.pages.sections.labels:LabelSections",
         "uncertainty": "slipway.metrics.class_uncertainty:LabelUncertainty",
     },
-    settings={"data.label_separator": "|"},
 )
 NUMBER = TargetKind(
     name="number",

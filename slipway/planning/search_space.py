@@ -9,13 +9,16 @@ import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from slipway.config.edit import known_keys
 from slipway.config.ensemble import require_one_model
 from slipway.config.mistakes import hint
-from slipway.config.params import mistakes_in, value_at
+from slipway.config.params import Params, filled, mistakes_in, value_at
 from slipway.config.search import DimensionParams, SearchParams
+from slipway.config.sections import default_of
+from slipway.config.tree_settings import WITHOUT_EFFECT
 from slipway.config.yaml_files import as_yaml
 from slipway.kinds.registry import are_trees, kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS
@@ -38,6 +41,7 @@ _WHY_NOT = {
 }
 # Keys that change the loss itself: losses with different values are not comparable.
 _OF_THE_LOSS = ("train.loss", "train.huber_delta", "train.class_weights", "train.label_smoothing")
+_NETWORK = "train.network"
 _DIGITS = 4  # significant digits of a proposed number
 _SAMPLES, _SHOWN = 100, 5
 
@@ -128,6 +132,11 @@ class Space:
     dimensions: Sequence[SearchDimension]
     content: Mapping[str, Any]
 
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The content of params.yaml with the defaults of all keys that it leaves out."""
+        return filled(self.content)
+
     def suggest(self, trial: "Trial") -> Values:
         """Return a value that Optuna proposes for each key whose condition holds."""
         found: Values = {}
@@ -141,7 +150,7 @@ class Space:
         found: Values = {}
         for dimension in self.dimensions:
             if self._is_active(dimension, found):
-                found[dimension.key] = value_at(self.content, dimension.key)
+                found[dimension.key] = value_at(self.values, dimension.key)
                 if not dimension.holds(found[dimension.key]):
                     return None
         return found
@@ -159,17 +168,21 @@ class Space:
 
         A key whose condition does not hold normally keeps its present value. After `slipway take`
         that value may belong to an earlier trial, such as a momentum while the trial uses adamw.
-        If params.yaml refuses the combination, such keys become null.
+        If params.yaml refuses the combination, such keys get their defaults, and so do the keys
+        that the trial's network does not read.
         """
-        nulls = {
-            dimension.key: None
-            for dimension in self.dimensions
-            if dimension.key not in values and self._is_active(dimension, {})
-        }
-        if not nulls or not mistakes_in(changed_content(self.content, values)):
+        if not mistakes_in(changed_content(self.content, values)):
             return values
-        changed = values | nulls
+        unread = [f"train.{key}" for key in WITHOUT_EFFECT] if self._has_trees(values) else []
+        inactive = [one.key for one in self.dimensions if one.key not in values]
+        usual = {key: _default(key) for key in (*inactive, *unread)}
+        changed = values | {
+            key: value for key, value in usual.items() if value_at(self.values, key) != value
+        }
         return values if mistakes_in(changed_content(self.content, changed)) else changed
+
+    def _has_trees(self, values: Values) -> bool:
+        return are_trees(values.get(_NETWORK, value_at(self.values, _NETWORK)))
 
     def external(self, values: Values) -> tuple[dict[str, Any], dict[str, "BaseDistribution"]]:
         """Return (values, distributions) by key, in the form that Optuna stores."""
@@ -194,10 +207,21 @@ class Space:
         return list({as_yaml(found): found for found in map(self.active, every)}.values())
 
     def _is_active(self, dimension: SearchDimension, found: Values) -> bool:
+        section, _, name = dimension.key.partition(".")
+        if section == "train" and name in WITHOUT_EFFECT and self._has_trees(found):
+            return False
         return all(
-            found.get(key, value_at(self.content, key)) in values
+            found.get(key, value_at(self.values, key)) in values
             for key, values in (dimension.params.when or {}).items()
         )
+
+
+def _default(key: str) -> Any:
+    """Return the default of a key; None for one inside of a mapping with free names."""
+    try:
+        return default_of(Params, key)
+    except (KeyError, AttributeError):
+        return None
 
 
 def read_space(content: dict[str, Any], params: SearchParams) -> Space:
@@ -214,12 +238,13 @@ def read_space(content: dict[str, Any], params: SearchParams) -> Space:
 
 def space_mistakes(content: dict[str, Any], params: SearchParams) -> list[str]:
     """List the mistakes of section `search`: metric, keys, conditions, budget, refused values."""
-    return [*_mistakes(content, params)] or [*_refused_values(_space(content, params))]
+    return [*_mistakes(filled(content), params)] or [*_refused_values(_space(content, params))]
 
 
 def _space(content: dict[str, Any], params: SearchParams) -> Space:
+    whole = filled(content)
     dimensions = [
-        SearchDimension(key, params.space[key], _is_integer(content, key, params.space[key]))
+        SearchDimension(key, params.space[key], _is_integer(whole, key, params.space[key]))
         for key in _in_order(params)
     ]
     return Space(dimensions, content)
@@ -232,7 +257,7 @@ def changed_content(content: Mapping[str, Any], values: Values) -> dict[str, Any
         *sections, name = key.split(".")
         place = changed
         for section in sections:
-            place = place[section]
+            place = place.setdefault(section, {})
         place[name] = value
     return changed
 
@@ -319,7 +344,7 @@ def _like(key: str, known: Sequence[str]) -> str:
     if same:
         return f"did you mean {' or '.join(map(repr, same))}?"
     found = hint(key, homes, "")
-    return found if found.startswith("did") else "docs/reference/params.md lists all"
+    return found if found.startswith("did") else "`slipway params` lists all"
 
 
 def _budget_mistakes(content: dict[str, Any], params: SearchParams) -> Iterator[str]:
@@ -377,7 +402,7 @@ def _loop(params: SearchParams) -> list[str]:
 
 def _in_order(params: SearchParams) -> list[str]:
     """List the keys in order: each comes after the keys that its condition names."""
-    ordered: list[str] = []
+    ordered = [key for key in (_NETWORK,) if key in params.space and not params.space[key].when]
     while len(ordered) < len(params.space):
         for key, dimension in params.space.items():
             needed = [other for other in dimension.when or {} if other in params.space]

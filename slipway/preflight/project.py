@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.config.params import Params, mistakes_in, read_content, sound_part
-from slipway.config.pipeline import path_mistakes
+from slipway.config.stage_graph import path_mistakes
 from slipway.config.stage_run import WRITTEN
 from slipway.planning.packages import missing_packages
 from slipway.planning.search_space import space_mistakes
@@ -38,8 +38,8 @@ def check_project(params: Path = Path("params.yaml"), *, with_search: bool = Fal
     """
     content = read_content(params)
     problems, sound = [*mistakes_in(content), *repository_mistakes()], sound_part(content)
-    needed = {name for name, field in Params.model_fields.items() if field.is_required()}
-    if with_search and needed <= sound.model_fields_set and sound.search:
+    needed = {name for name, field in Params.model_fields.items() if field.default is not None}
+    if with_search and needed | {"search"} <= sound.model_fields_set and sound.search:
         problems += space_mistakes(content, sound.search)
     for check in _CHECKS:
         if check.sections <= sound.model_fields_set:
@@ -110,7 +110,6 @@ _CHECKS = (
     _check("augment seed", "augment", data.check_augmentation),
     _check("data evaluate", "evaluate.reference_model", training.check_reference_model),
     _check("seed data precompute train prune", "train.network", training.check_network),
-    _check("precompute train evaluate", "train.network", user_code.check_tracked),
     _check(
         "seed data precompute train evaluate export verify",
         "train.network",

@@ -16,10 +16,9 @@ from numpy.typing import NDArray
 from slipway.artifacts.locations import PACKED
 from slipway.config.params import Params
 from slipway.config.training import SHARING
-from slipway.config.yaml_files import read_yaml
 from slipway.export.certification.lineage import package_versions
 from slipway.inputs.columns import Column, ColumnContract
-from slipway.kinds.code_digest import untracked_user_code, user_code
+from slipway.kinds.code_digest import user_code
 from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.system.errors import DataError, ParamsError, SchemaError, SlipwayError
@@ -59,17 +58,6 @@ def check_user_code(params: Params) -> None:
         metric.score(spec.task, targets, outputs)
     _PASSED.parent.mkdir(exist_ok=True)
     files.write_text(_PASSED, key)
-
-
-def check_tracked(params: Params) -> None:
-    """Raise ParamsError if DVC would not notice changes of the user's code."""
-    path = Path("dvc.yaml")
-    if path.is_file() and (untracked := untracked_user_code(Path(), read_yaml(path))):
-        raise ParamsError(
-            f"params.yaml names your code, but the stage `code` of dvc.yaml does not depend on "
-            f"{', '.join(untracked)}: after a change there DVC would run nothing. Move it into "
-            "transforms/, or give that stage `always_changed: true` instead of its deps."
-        )
 
 
 def _key(params: Params, codes: list[UserCode]) -> str:

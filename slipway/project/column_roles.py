@@ -10,6 +10,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from slipway.config.sections import DataParams, default_of
 from slipway.data.engine.label_sets import read_labels
 from slipway.data.engine.rows import SPLITS
 from slipway.data.rules.class_names import joined_counts
@@ -45,7 +46,7 @@ _PANEL_FILLED = 0.5  # least fraction of the pairs of a group and a time that ha
 _MANY_GROUPS = 20  # enough to test a model on groups that it has not seen
 _MOST_CLASSES = 20  # most classes of a column of whole numbers
 # Between the labels of a cell, the usual one first.
-_SEPARATORS: tuple[str, ...] = (LABELS.settings["data.label_separator"], ";", ",", "/")
+_SEPARATORS: tuple[str, ...] = (default_of(DataParams, "label_separator"), ";", ",", "/")
 _MOSTLY, _SOMETIMES = 0.9, 0.1  # fractions of the rows
 _ROWS_PER_CLASS = 8  # average rows; with fewer a column holds no classes
 _FREE_TEXT_CHARACTERS = 25  # average length from which a column holds free text

@@ -11,14 +11,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slipway.config.params import parse_params, value_at
-from slipway.config.pipeline import RECORD, path_mistakes, pipeline_text
+from slipway.config.params import filled, parse_params, value_at
+from slipway.config.stage_graph import path_mistakes
 from slipway.config.yaml_files import parse_yaml
 from slipway.kinds.registry import kind_of
 from slipway.project.params_text import params_text, search_text
 from slipway.project.proposal import ProjectProposal
 from slipway.project.recipe import proposed_search
 from slipway.system import files
+from slipway.system.assets import asset
 from slipway.system.errors import ParamsError, UnavailableError
 from slipway.system.version import git
 
@@ -93,8 +94,7 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
     folder.mkdir(parents=True, exist_ok=True)
     written = {
         "params.yaml": params,
-        "dvc.yaml": pipeline_text(),
-        RECORD: pipeline_text(),
+        "dvc.yaml": asset("dvc.yaml").read_text(encoding="utf-8"),
         ".gitignore": _IGNORED + _data_ignored(folder, content),
         ".dvcignore": _DVC_IGNORED,
         "bentofile.yaml": _BENTO.format(name=_bento_name(folder)),
@@ -115,7 +115,7 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
 def params_file(folder: Path, proposal: ProjectProposal) -> str:
     """Return the text of params.yaml. Raises ParamsError unless a run will read it as proposed."""
     content = _relocated(proposal.params, folder)
-    search = proposed_search(content)
+    search = proposed_search(filled(content))
     text = params_text(content, proposal.reasons) + search_text(search)
     found, expected = parse_yaml(text.encode(), "params.yaml"), {**content, "search": search}
     if wrong := [key for key in expected | found if found.get(key) != expected.get(key)]:
@@ -143,7 +143,7 @@ def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the params with paths relative to the project; paths outside it become absolute."""
     content = copy.deepcopy(dict(params))
     for section, key in (("data", "path"), ("train", "pretrained")):
-        value = content[section][key]
+        value = content[section].get(key)
         if value not in (None, "hub"):
             path, root = Path(value).absolute(), folder.absolute()
             inside = path.is_relative_to(root)

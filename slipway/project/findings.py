@@ -51,7 +51,7 @@ def missing_targets(target: SampledColumn) -> Iterator[str]:
 
 def missing_names(target: SampledColumn, data: Mapping[str, Any]) -> Iterator[str]:
     """Warn of labels such as NA, which count as missing, with the setting that keeps them."""
-    classes, label_map = data["classes"], data["label_map"]
+    classes, label_map = data.get("classes"), data.get("label_map", {})
     if found := hints.missing_names(target.raw, label_map):
         shown = ", ".join(f"{name!r} ({rows} rows)" for name, rows in found.items())
         kept = {**label_map, **{name: name for name in found}}

@@ -55,7 +55,6 @@ from slipway.project.folder_sample import (
     sample_texts,
 )
 from slipway.project.image_sample import MOST_IMAGES, sample_images
-from slipway.project.params_text import template_params
 from slipway.project.summary import DataSummary, ImageSample
 from slipway.project.table_sample import encoding_of, holds_bytes, sample_tables, without
 from slipway.system.errors import DataError
@@ -134,10 +133,8 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
 
 
 def data_params(path: Path, **changes: Any) -> DataParams:
-    """Return the section `data` of the default params, with `path` as the location of the data."""
-    task = task_for(IMAGES, CLASS)
-    plain = {"split_column": None, "split_folders": "auto", "task": task}
-    return template_params().data.model_copy(update={"path": str(path), **plain, **changes})
+    """Return a section `data` with `path` as the location of the data, and defaults."""
+    return DataParams(path=str(path), task=task_for(IMAGES, CLASS)).model_copy(update=changes)
 
 
 def _check_is_table(path: Path) -> None:

@@ -1,6 +1,5 @@
 """Proposes the params of a project, each with its reason, from what `inspect` found in the data."""
 
-import copy
 import textwrap
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -10,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from slipway.config.params import parse_params, value_at
+from slipway.config.network_arguments import TabmArguments
+from slipway.config.params import Params, parse_params, value_at
+from slipway.config.sections import SplitParams, default_of
+from slipway.config.training import TrainParams
 from slipway.config.yaml_files import as_plain_yaml
-from slipway.data.augmentation.plan import NEUTRAL
 from slipway.data.rules.class_names import (
     joined_counts,
     listed_variants,
@@ -24,12 +25,11 @@ from slipway.data.tables.column_types import ColumnGuess, counts_rows, marks_of
 from slipway.data.tables.hints import written_as
 from slipway.data.tables.notation import NO_NUMBERS, FoundMarks
 from slipway.kinds.inputs import TEXTS
-from slipway.kinds.registry import TaskKind, kind_of, settings_of_kinds, task_for
+from slipway.kinds.registry import TaskKind, kind_of, task_for
 from slipway.project import findings, recipe
 from slipway.project.column_roles import SampledColumn, sampled_columns
 from slipway.project.gate import ProposedGate, class_gate, label_gate, number_gate
 from slipway.project.inspection import data_params
-from slipway.project.params_text import template_content
 from slipway.project.pretrained import Weights
 from slipway.project.rehearsal import settle
 from slipway.project.summary import DataSummary
@@ -39,28 +39,11 @@ _WIDTH = 100  # width of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
 _MIN_CLASS_ROWS = 3  # with fewer, a class is missing from a split
 _DATES = "data.date_format"
-_TABM = {
-    "num_submodels": 16,
-    "num_blocks": 2,
-    "width": 128,
-    "dropout": 0.1,
-    "embedding_size": 32,
-    "num_bins": 48,
-}
-_LIGHTGBM = {
-    "num_leaves": 31,
-    "max_depth": None,
-    "min_data_in_leaf": 20,
-    "feature_fraction": 0.8,
-    "bagging_fraction": 0.8,
-    "lambda_l2": 1.0,
-    "max_bin": 255,
-}
 
 
 @dataclass(frozen=True)
 class ProjectProposal:
-    """Complete params, reasons for the keys to look at first, questions and warnings.
+    """The params that differ from their defaults, or are the first to change, with reasons.
 
     If there is a question, `params` is empty: call `propose` again with `task` or `target`.
     """
@@ -106,7 +89,7 @@ def propose(
     weights: Weights | None = None,
     machine: recipe.Machine | None = None,
 ) -> ProjectProposal:
-    """Return complete params for the data, or the question to answer first.
+    """Return params for the data, or the question to answer first.
 
     `split_by` answers the question `panel` of an earlier proposal; `weights` are used for
     photographs only. Raises ParamsError for a task or target that does not suit the data, DataError
@@ -116,7 +99,7 @@ def propose(
     notation = _notation(summary, columns)
     read = notation.reread(columns)
     choice = choose(summary, read, task, target, split_by)
-    if isinstance(choice, TaskChoice) and _DATES not in kind_of(choice.task).settings:
+    if isinstance(choice, TaskChoice) and _DATES not in kind_of(choice.task).input.keys:
         # Only tasks of tables have the key; others read ISO 8601 only.
         read, notation = columns, _Notation()
         choice = choose(summary, read, task, target, split_by)
@@ -124,7 +107,7 @@ def propose(
         return ProjectProposal({}, {}, (choice,), notes=summary.notes, data=summary.path)
     draft = _Draft(summary, choice, read, weights, machine or recipe.this_machine(), notation)
     draft.fill()
-    parse_params(copy.deepcopy(draft.content))
+    parse_params(draft.content)
     return ProjectProposal(
         draft.content,
         draft.reasons,
@@ -190,7 +173,7 @@ class _Draft:
     weights: Weights | None
     machine: recipe.Machine
     notation: _Notation = field(default_factory=_Notation)
-    content: dict[str, Any] = field(default_factory=template_content)
+    content: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
     learned: dict[str, int] = field(default_factory=dict)  # rows of each class that is trained
@@ -200,11 +183,9 @@ class _Draft:
         return kind_of(self.choice.task)
 
     def fill(self) -> None:
-        """Fill in every section of `content` from the facts about data and machine."""
-        self._keep_own_keys()
+        """Fill in `content` from the facts about data and machine."""
         self._data()
         self._split()
-        self.set("train.early_stopping_patience", "auto")
         if self.choice.text_columns:
             self._text_recipe()
         elif not self.kind.input.has_pixels:
@@ -227,12 +208,14 @@ class _Draft:
             text += f", {len(self.summary.table.numbers):,} of them read"
         return text
 
-    def set(self, key: str, value: Any, reason: str = "") -> None:
-        """Set "section.key". A key with a reason is listed among those to review first."""
-        section, _, name = key.rpartition(".")
-        value_at(self.content, section)[name] = value
-        if reason:
-            self.reasons[key] = reason
+    def set(self, key: str, value: Any, reason: str) -> None:
+        """Set "section.key" for a reason that the file gives beside it."""
+        *sections, name = key.split(".")
+        place = self.content
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = value
+        self.reasons[key] = reason
 
     def set_all(self, values: recipe.Values) -> None:
         """Set several keys with their reasons."""
@@ -241,24 +224,12 @@ class _Draft:
 
     def _rehearse(self) -> None:
         """Ask the stages about the table, and take over what they need; see `settle`."""
-        self.set("evaluate.gates", {})
         settled = settle(self.summary, self.content, self.columns)
         for change in settled.changes:
             self.set(*change)
-        kept = self.content["data"]["classes"]
+        kept = self.content["data"].get("classes")
         self.learned = {name: n for name, n in self.learned.items() if kept is None or name in kept}
         self.warnings += settled.warnings
-
-    def _keep_own_keys(self) -> None:
-        """Remove the keys that only other kinds of task have, and add those of this kind."""
-        own = self.kind.settings
-        for key, value in settings_of_kinds().items():
-            place, _, name = key.rpartition(".")
-            section = value_at(self.content, place)
-            if key in own:
-                section.setdefault(name, copy.deepcopy(value))
-            else:
-                section.pop(name, None)
 
     def _data(self) -> None:
         summary, choice, roles = self.summary, self.choice, self.choice.roles
@@ -282,7 +253,6 @@ class _Draft:
             ("weight_column", roles.weight, "its name suggests it"),
             ("split_column", roles.split, "your own split"),
         ):
-            self.set(f"data.{key}", None)
             if column is not None and not (key != "split_column" and summary.given):
                 self.set(f"data.{key}", column.name, reason)
         if roles.panel is not None and not summary.given:
@@ -312,7 +282,7 @@ class _Draft:
         return {name: round(number * factor) for name, number in counts.items()}
 
     def _classes(self) -> None:
-        allowed = self.content["clean"]["max_bad_fraction"]
+        allowed = default_of(Params, "clean.max_bad_fraction")
         counts, joins = self.class_counts(), not self.choice.label_columns
         found = variants(counts) if joins else {}
         if found:
@@ -322,7 +292,7 @@ class _Draft:
             )
             counts = dict(joined_counts(counts))
         if joins:
-            self.warnings += findings.misspelt(counts, self.content["data"]["label_map"])
+            self.warnings += findings.misspelt(counts, self.content["data"].get("label_map", {}))
         self.learned = counts
         is_given = bool(self.summary.given or self.choice.roles.split)
         tiny = {n: rows for n, rows in counts.items() if rows < _MIN_CLASS_ROWS and not is_given}
@@ -351,7 +321,9 @@ class _Draft:
         if self.summary.given:
             found = ", ".join(f"{n:,} {name}" for name, n in self.summary.given.items())
             self.set("data.split_folders", "auto", f"the names give the split: {found}")
-        self.set("split.assignment", "exact" if self.summary.num_rows < _SMALL else "stable")
+        if self.summary.num_rows < _SMALL:
+            few = f"fewer than {_SMALL:,} rows: exact fractions in each class"
+            self.set("split.assignment", "exact", few)
 
     def rows_of(self, split: str) -> int:
         """Return the expected rows of train, val or test."""
@@ -361,7 +333,7 @@ class _Draft:
             counts = self.choice.roles.split.counts
             factor = num_rows / max(1, counts.total())
             given = {name.lower(): round(rows * factor) for name, rows in counts.items()}
-        fractions: dict[str, float] = self.content["split"]
+        fractions = SplitParams().model_dump()
         if not given:
             return round(num_rows * fractions[split])
         if split in given and split != "train":
@@ -378,15 +350,14 @@ class _Draft:
             gate = class_gate(self.learned, num_test)
             if gate.metric == "balanced_accuracy":
                 self.set("train.class_weights", "balanced", "so that rare classes count")
-            if len(self.learned) <= self.content["evaluate"]["top_k"]:
-                self.set("evaluate.top_k", None)  # the best k always include the right class
+            if len(self.learned) <= (best := default_of(Params, "evaluate.top_k")):
+                self.set("evaluate.top_k", None, f"the best {best} always include the right class")
         else:
             gate = number_gate(num_test)
         bounds = {} if gate.bound is None else {gate.metric: {"min": gate.bound, "max": None}}
         self.set("evaluate.gates", bounds, f"baseline: {gate.reason}")
         if gate.bound is None:
             self.warnings.append(f"no gate: {gate.reason}. More rows are needed")
-        self.set("evaluate.slices", [])
 
     def _set_counts(self) -> Counter[str]:
         """Return the number of sampled rows with each set of labels."""
@@ -433,7 +404,6 @@ class _Draft:
     def _table_cells(self) -> None:
         self._numbers()
         self._categories()
-        self.set("clean.rules.conflicting_label", "flag")  # that is what a probability describes
         self._read_counters()
         if self.notation.words:
             words = list(self.notation.words)
@@ -453,7 +423,7 @@ class _Draft:
             *findings.mostly_missing(inputs),
         ]
         if target is not None and not self.choice.label_columns:
-            columns = self.content["data"]["columns"]
+            columns = self.content["data"].get("columns", {})
             self.warnings += [
                 *findings.suspected_leaks(inputs, target, columns, of_classes=of_classes),
                 *findings.computed_columns(inputs, target, columns),
@@ -474,8 +444,9 @@ class _Draft:
         """Propose a map for each input with several spellings of one category."""
         inputs = [column for column in self.inputs() if column.guess.kind == "category"]
         found = {column.name: variants(column.counts) for column in inputs}
-        entry = {"kind": "category", "min": None, "max": None, "required": False}
-        columns = {name: {**entry, "map": meant} for name, meant in found.items() if meant}
+        columns = {
+            name: {"kind": "category", "map": meant} for name, meant in found.items() if meant
+        }
         if columns:
             self.set("data.columns", columns, "spellings of one category")
         self.warnings += [
@@ -487,7 +458,8 @@ class _Draft:
 
     def _table_recipe(self) -> None:
         num_train = self.rows_of("train")
-        length = recipe.table_length(len(self.inputs()), _TABM, num_train, self.machine)
+        arguments = TabmArguments()
+        length = recipe.table_length(len(self.inputs()), arguments, num_train, self.machine)
         network, reason = "tabm", "the network for tables"
         if "trees" in self.kind.target.parts:
             network, reason = recipe.table_network(length, self.machine)
@@ -495,39 +467,30 @@ class _Draft:
             self._trees(network, reason, num_train)
             return
         self.set("train.network", "tabm", reason)
-        self.set("train.network_arguments", dict(_TABM))
         self._length(length)
-        self.set("train.learning_rate", 0.006, "usual for this network")
-        self.set("train.weight_decay", 0.0003)
-        self.set("train.label_smoothing", 0.0)
+        self._usual_rate("tabm")
 
     def _text_recipe(self) -> None:
         texts = self.choice.text_columns
         self.set("data.text_columns", [column.name for column in texts], "free text")
         self.set_all(recipe.text_values([column.raw for column in texts]))
         self._length(recipe.text_length(self.rows_of("train")))
-        self.set("train.learning_rate", 0.003, "usual for this network")
-        self.set("train.weight_decay", 0.01)
-        self.set("train.label_smoothing", 0.0)
+        self._usual_rate("hashed_ngrams")
 
     def _trees(self, network: str, reason: str, num_train: int) -> None:
         self.set("train.network", network, reason)
-        self.set("train.network_arguments", dict(_LIGHTGBM))
-        self.set("train.epochs", 2000, f"rounds at most; about {num_train:,} training rows")
-        self.set("train.early_stopping_patience", 100, "rounds without a lower validation loss")
-        self.set("train.learning_rate", 0.05, "usual for so many rounds")
-        self.set("train.label_smoothing", 0.0)
-        self.set("audit.epochs", 300)
-        self.set("export.variants", ["fp32"])
-        self.set("compile.variant", "fp32")
+        usual = TrainParams.DEFAULTS[network]
+        rounds = f"rounds at most; about {num_train:,} training rows"
+        self.set("train.epochs", usual["epochs"], rounds)
+        self._usual_rate(network)
+
+    def _usual_rate(self, network: str) -> None:
+        rate = TrainParams.DEFAULTS[network]["learning_rate"]
+        self.set("train.learning_rate", rate, "usual for this network")
 
     def _length(self, length: recipe.Length) -> None:
         self.set("train.epochs", length.epochs, length.reason)
         self.set("train.batch_size", length.batch_size, "some tens of steps in an epoch")
-        self.set("train.warmup_epochs", length.warmup())
-        self.set("audit.epochs", min(15, length.epochs))
-        if length.epochs > 50:
-            self.set("train.checkpoint_every_epochs", 10)
 
     # Images --------------------------------------------------------------------------------------
 
@@ -540,12 +503,10 @@ class _Draft:
         self.set_all(values)
         size = values["precompute.image_size_px"][0]
         chosen, forbid, reason = recipe.augmentation(images, self.class_counts(), size, is_number)
-        still = {key: list(v) if isinstance(v, tuple) else v for key, v in NEUTRAL.items()}
-        for key, value in {**still, **chosen}.items():
-            self.set(f"augment.{key}", value)
-        for key in chosen:
-            self.reasons[f"augment.{key}"] = "suits such images"
-        self.set("augment.forbid", forbid, reason)
+        for key, value in chosen.items():
+            self.set(f"augment.{key}", value, "suits such images")
+        if forbid:
+            self.set("augment.forbid", forbid, reason)
         width = None
         if weights is None:
             width = recipe.small_resnet_width(size, num_train, self.machine)
@@ -555,7 +516,8 @@ class _Draft:
         rate, why = (0.004, "usual for this network") if weights is None else (0.001, "fine-tuning")
         rate = float(f"{rate * (length.batch_size / 128) ** 0.5:.1g}")
         self.set("train.learning_rate", rate, f"{why} and batch size")
-        self.set("train.label_smoothing", 0.0 if is_number else 0.05)
+        if not is_number:
+            self.set("train.label_smoothing", 0.05, "some labels may be wrong")
         if self.machine.has_amx and not self.machine.has_gpu and num_train * size**2 > 1e7:
             self.set("train.precision", "bf16-mixed", "this processor is twice as fast with it")
         if images.dark_range:
@@ -564,14 +526,9 @@ class _Draft:
             )
 
     def _outputs(self) -> None:
-        """Remove variants that need a GPU if there is none; loosen the bounds of numeric errors."""
-        if not self.machine.has_gpu:
-            variants = self.content["export"]["variants"]
-            self.set("export.variants", [one for one in variants if one != "int8_tensorrt"])
-        if not self.kind.target.has_classes:
-            budgets = self.content["verify"]["max_metric_loss"]
-            for variant in budgets:
-                budgets[variant] = 0.01 if variant == "fp16" else 0.05
+        variants = default_of(Params, "export.variants")
+        if self.machine.has_gpu and self.content["train"]["network"] not in self.kind.input.trees:
+            self.set("export.variants", [*variants, "int8_tensorrt"], "the last for TensorRT")
 
 
 def label_column_counts(columns: Sequence[SampledColumn]) -> Counter[str]:

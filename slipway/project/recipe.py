@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from slipway.config.network_arguments import TabmArguments
 from slipway.config.params import value_at
 from slipway.data.sources.raw_tables import RawColumn
 from slipway.kinds.registry import are_trees, kind_of
@@ -38,14 +39,6 @@ _MOST_EPOCHS = 100
 _TEXT_STEPS = 150
 _WHOLE_TEXTS = 0.99  # fraction of the texts that are not cut
 _TEXT_STEP, _MOST_TEXT_BYTES = 64, 2048
-_HASHED_NGRAMS = {
-    "buckets": 131072,
-    "width": 16,
-    "word_ngrams": 2,
-    "byte_ngrams": [3, 4, 5, 6],
-    "lowercase": True,
-    "dropout": 0.0,
-}
 _TABLE_EFFICIENCY = 0.35  # speed of small matrices relative to convolutions
 _FEWEST_EPOCHS_OF_TABM = 8
 _TREES_PAGE = "docs/how-to/trees.md"
@@ -88,10 +81,6 @@ class Length(NamedTuple):
     batch_size: int
     epochs: int
     reason: str
-
-    def warmup(self) -> float:
-        """Return the number of epochs in which the learning rate rises."""
-        return min(2.0, round(self.epochs / 10, 2))
 
 
 def image_values(images: ImageSample, counts_matter: bool, has_weights: bool, gpu: bool) -> Values:
@@ -140,12 +129,12 @@ def image_length(size_px: int, width: int | None, num_train: int, machine: Machi
 
 
 def table_length(
-    num_columns: int, arguments: dict[str, Any], num_train: int, machine: Machine
+    num_columns: int, arguments: TabmArguments, num_train: int, machine: Machine
 ) -> Length:
     """Return batch size and epochs of a TabM network with these `arguments`."""
-    width = arguments["width"]
-    inner = num_columns * arguments["embedding_size"] + (arguments["num_blocks"] - 1) * width
-    cost = 2 * arguments["num_submodels"] * width * inner / _TABLE_EFFICIENCY
+    width = arguments.width
+    inner = num_columns * arguments.embedding_size + (arguments.num_blocks - 1) * width
+    cost = 2 * arguments.num_submodels * width * inner / _TABLE_EFFICIENCY
     return _length(cost, _USUAL_EPOCHS["table"], num_train, machine)
 
 
@@ -158,7 +147,6 @@ def text_values(columns: Sequence[RawColumn]) -> Values:
     return {
         "precompute.max_text_bytes": (size, f"{whole:.1%} of the texts are not longer"),
         "train.network": ("hashed_ngrams", "learns words and parts of words in seconds"),
-        "train.network_arguments": (dict(_HASHED_NGRAMS), "n-grams of words and of characters"),
     }
 
 
@@ -231,20 +219,13 @@ def network_values(weights: Weights | None, width: int, size_px: int) -> Values:
     if weights is not None:
         return {
             "train.network": (weights.network, "photographs: a pretrained network"),
-            "train.network_arguments": ({}, "of timm"),
             "train.pretrained": (weights.pretrained, weights.reason),
             "train.freeze_epochs": (1, "the new head learns first"),
         }
-    arguments = {
-        "width": width,
-        "blocks": [1, 1, 1],
-        "dropout": 0.0,
-        "stochastic_depth": 0.0,
-        "normalisation": "batch",
-    }
+    learns_more = "a larger width learns more and takes longer"
     return {
         "train.network": ("small_resnet", "trained from scratch"),
-        "train.network_arguments": (arguments, "a larger width learns more and takes longer"),
+        "train.network_arguments": ({"width": width}, learns_more),
     }
 
 
@@ -282,21 +263,17 @@ def augmentation(
 
 
 def proposed_search(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Propose the section `search` for the params of a project."""
+    """Propose the section `search` for the values of all params of a project."""
     headline = kind_of(value_at(content, "data.task")).target.headline
     epochs = value_at(content, "train.epochs")
     # A training of trees cannot go on after a stop.
     first_rung = 0 if are_trees(value_at(content, "train.network")) else epochs // _SEARCH_RUNGS
+    halving = {"halving": {"reduction": _SEARCH_REDUCTION, "first_rung": first_rung}}
     return {
-        "method": "tpe",
         "metric": headline,
         "direction": "minimize" if headline in UNBOUNDED_METRICS else "maximize",
-        "budget": {"trials": _SEARCH_TRIALS, "epochs": None, "minutes": None},
-        "halving": {"reduction": _SEARCH_REDUCTION, "first_rung": first_rung}
-        if first_rung
-        else None,
-        "workers": 1,
-        "seed": content["seed"],
+        "budget": {"trials": _SEARCH_TRIALS},
+        **(halving if first_rung else {}),
         "space": _search_space(content),
     }
 

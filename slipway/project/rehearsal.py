@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow.compute as pc
 
-from slipway.config.params import Params, parse_params, value_at
+from slipway.config.params import Params, parse_params
 from slipway.data.rules.report import CleanReport, CleanResult, RuleCount
 from slipway.data.rules.result import Cleaned, check_usable
 from slipway.data.sources.archives import ArchiveLimits, unpacked
@@ -140,8 +140,11 @@ def _readable(summary: DataSummary, most: int) -> Iterator[Path | None]:
 def _changed(content: Mapping[str, Any], changes: Sequence[Change]) -> dict[str, Any]:
     changed = copy.deepcopy(dict(content))
     for change in changes:
-        section, _, name = change.key.rpartition(".")
-        value_at(changed, section)[name] = change.value
+        *sections, name = change.key.split(".")
+        place = changed
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[name] = change.value
     return changed
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slipway.config.edit import changed_text
-from slipway.config.params import differing, no_project
+from slipway.config.params import differing, filled, no_project
 from slipway.config.yaml_files import as_yaml, parse_yaml
 from slipway.experiments.records import ExperimentRecord, params_of, read_records
 from slipway.planning.search_space import metrics_of
@@ -30,7 +30,7 @@ def write_members(search: str | None, count: int) -> str:
     if not PARAMS.is_file():
         raise no_project(PARAMS)
     text = PARAMS.read_text()
-    content: dict[str, Any] = parse_yaml(text.encode(), str(PARAMS))
+    content = filled(parse_yaml(text.encode(), str(PARAMS)))
     best = _best(_trials(search), content["data"]["task"], count)
     changed = [_member(one, content) for one in best]
     members = [{"train": values} if values else {} for values in changed]
@@ -83,8 +83,10 @@ def _best(trials: Sequence[ExperimentRecord], task: str, count: int) -> list[Exp
 
 def _member(trial: ExperimentRecord, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the section train in which the trial differs from params.yaml."""
-    present = params_of({name: part for name, part in content.items() if name != "ensemble"})
-    given = {key: value for key, value in trial.params.items() if not key.startswith("ensemble")}
+    present, given = (
+        {key: value for key, value in params.items() if not key.startswith("ensemble")}
+        for params in (params_of(dict(content)), trial.params)
+    )
     changed = differing(present, given)
     shared = [key for key in changed if not key.startswith("train.")]
     if shared:

@@ -16,7 +16,7 @@ from types import FrameType
 from typing import IO, Any
 
 from slipway.config.edit import changed_text
-from slipway.config.params import parse_params, value_at
+from slipway.config.params import filled, parse_params, value_at
 from slipway.config.search import SearchParams
 from slipway.config.stage_graph import read_pipeline
 from slipway.config.yaml_files import parse_yaml
@@ -145,7 +145,7 @@ class _Search:
         self._is_joint = is_joint
         self._num_workers = 1 if is_joint else params.workers
         self._text, self._params, self._space = text, params, space
-        self._content = content = dict(space.content)
+        self._content = content = space.values
         self._stop, self._is_quiet = stop, is_quiet
         self._pipeline = read_pipeline(content)
         self._lock = ""
@@ -225,7 +225,7 @@ class _Search:
         study, job = self._study, claim.job
         is_pinned = study.threads != num_cores()
         changes = self._space.changes(job.values)
-        devices = value_at(changed_content(self._content, changes), "train.devices")
+        devices = value_at(filled(changed_content(self._space.content, changes)), "train.devices")
         return TrialPlan(
             name=study.trial_name(job.trial),
             folder=claim.folder,
@@ -288,7 +288,7 @@ class _Search:
             status="running",
             cause="",
             stage="train",
-            params=params_of(changed_content(self._content, self._space.changes(job.values))),
+            params=params_of(changed_content(self._space.content, self._space.changes(job.values))),
             results=None,
             process=os.getpid(),
             group=None,

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from ruamel.yaml import YAML
 
+from slipway.config.params import filled
 from slipway.config.search import SearchParams
 from slipway.config.stage_graph import Pipeline
 from slipway.config.yaml_files import parse_yaml
@@ -182,7 +183,7 @@ def identity(content: Mapping[str, Any], lock: str, code: str) -> str:
         code: the text of code.yaml.
     """
     search = {key: value for key, value in content["search"].items() if key != "budget"}
-    sections = {name: content.get(name) for name in _SECTIONS}
+    sections = {name: filled(content).get(name) for name in _SECTIONS}
     return files.digest_json(
         {"search": search, "params": sections, "lock": lock, "code": code},
     )

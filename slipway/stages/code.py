@@ -1,6 +1,7 @@
-"""code: writes for each stage a digest of the code that the stage reaches.
+"""code: writes for each stage a digest of the code that it reaches, and one of its params.
 
-The digests are among the params of the other stages, so DVC reruns a stage when its code changes.
+Both are among the params of the other stages, so DVC reruns a stage when its code changes, or a
+value that it reads. Values that params.yaml leaves out are those of the code.
 """
 
 from pathlib import Path
@@ -28,14 +29,21 @@ def run() -> None:
 
 def _digests() -> str:
     # Imported here because they take a second.
-    from slipway.kinds.code_digest import recall, remember, stage_digest, stage_names
+    from slipway.config.params import read_content, resolved
+    from slipway.config.seals import stage_entry, stage_params
+    from slipway.config.stage_graph import read_pipeline
+    from slipway.kinds.code_digest import recall, remember, stage_files, stage_names
     from slipway.preflight.project import check_project
 
     check_project()
     recall(ROOT)
-    lines = [f'{stage}: "{stage_digest(ROOT, stage)}"\n' for stage in stage_names(ROOT)]
+    values, pipeline = resolved(read_content()), read_pipeline()
+    lines = ["# Written by `python -m slipway.stages.code`.\n"]
+    for stage in stage_names(ROOT):
+        entry = stage_entry(stage_files(ROOT, stage), stage_params(values, pipeline, stage))
+        lines += [f"{stage}:\n", *(f'  {name}: "{digest}"\n' for name, digest in entry.items())]
     remember(ROOT)
-    return "# Written by `python -m slipway.stages.code`.\n" + "".join(lines)
+    return "".join(lines)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ PACKAGES = ("slipway", "transforms")
 _SHOW_DOCSTRINGS = {"bentoml", "click", "fastapi", "typer"}
 _READ_DOCSTRINGS = {"__doc__", "getdoc", "model_json_schema"}
 PART = "part:"
+_HAVE_DEFAULTS = ("Params", "ParamsSection", "NetworkArguments")  # ends of names of base classes
 _LOAD = "load_part"
 _MODULE = re.compile(rf"((?:{'|'.join(PACKAGES)})(?:\.\w+)+)(?::\w+)?")
 _STRINGS = (
@@ -37,17 +38,19 @@ class Source:
     modules: frozenset[str]
 
 
-def read_source(source: str) -> Source:
+def read_source(source: str, *, defaults: bool = True) -> Source:
     """Reduce a Python file's text to what Python runs, and collect the modules that it names.
 
-    Raises SyntaxError or ValueError if this version of Python cannot parse it.
+    With `defaults` False, the default values of params sections are left out, too. Raises
+    SyntaxError or ValueError if this version of Python cannot parse it.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n").removeprefix("\ufeff")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a user's code: Python itself warns when it is imported
         tree = ast.parse(source)
     nodes = list(ast.walk(tree))
-    return Source(_without_comments(source, tree, nodes), frozenset(_modules(nodes)))
+    cut = [*_docstrings(nodes), *([] if defaults else _defaults(nodes))]
+    return Source(_without(cut, source, tree), frozenset(_modules(nodes)))
 
 
 def imported_modules(nodes: Iterable[ast.AST]) -> Iterator[str]:
@@ -90,12 +93,13 @@ def _loads_part(function: ast.expr) -> bool:
     return isinstance(function, ast.Attribute) and function.attr == _LOAD
 
 
-def _without_comments(source: str, tree: ast.Module, nodes: list[ast.AST]) -> str:
+def _without(cut: list[ast.expr], source: str, tree: ast.Module) -> str:
+    """Return the source without comments, and without the expressions `cut`."""
     lines = source.split("\n")
     in_string = set(_rows_that_end_in_a_string(tree))
-    for docstring in _docstrings(nodes):
-        in_string -= set(range(docstring.lineno, docstring.end_lineno or 0))
-        _cut(lines, docstring)
+    for expression in sorted(cut, key=lambda one: one.lineno, reverse=True):
+        in_string -= set(range(expression.lineno, expression.end_lineno or 0))
+        _cut(lines, expression)
     commented: set[int] = set()
     if "#" in source:
         for token in tokenize.generate_tokens(io.StringIO(source).readline):
@@ -114,11 +118,11 @@ def _without_comments(source: str, tree: ast.Module, nodes: list[ast.AST]) -> st
     return "\n".join(kept)
 
 
-def _cut(lines: list[str], docstring: ast.expr) -> None:
-    """Remove one docstring from `lines`, in place. `ast` counts columns in bytes of UTF-8."""
-    first, last = docstring.lineno - 1, (docstring.end_lineno or 0) - 1
-    before = lines[first].encode()[: docstring.col_offset].decode()
-    after = lines[last].encode()[docstring.end_col_offset :].decode()
+def _cut(lines: list[str], expression: ast.expr) -> None:
+    """Remove one expression from `lines`, in place. `ast` counts columns in bytes of UTF-8."""
+    first, last = expression.lineno - 1, (expression.end_lineno or 0) - 1
+    before = lines[first].encode()[: expression.col_offset].decode()
+    after = lines[last].encode()[expression.end_col_offset :].decode()
     lines[first : last + 1] = [""] * (last + 1 - first)
     lines[first] = before
     lines[last] = lines[last] + after
@@ -151,6 +155,17 @@ def _docstrings(nodes: list[ast.AST]) -> Iterator[ast.expr]:
         first, is_read = node.body[0], isinstance(node, ast.Module) and "__doc__" in names
         if isinstance(first, ast.Expr) and _is_text(first.value) and not is_read:
             yield first.value
+
+
+def _defaults(nodes: list[ast.AST]) -> Iterator[ast.expr]:
+    """Yield the values of attributes in sections of params.yaml and in arguments of networks."""
+    for node in nodes:
+        if isinstance(node, ast.ClassDef) and any(
+            isinstance(base, ast.Name) and base.id.endswith(_HAVE_DEFAULTS) for base in node.bases
+        ):
+            yield from (
+                one.value for one in node.body if isinstance(one, ast.AnnAssign) and one.value
+            )
 
 
 def _is_text(node: ast.AST) -> bool:

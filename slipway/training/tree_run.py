@@ -17,15 +17,6 @@ from slipway.training.telemetry.progress import log_finished, print_patience
 from slipway.training.telemetry.run_log import RunLog
 from slipway.training.trees.booster import FittedTrees, History, fit_trees
 
-# Keys of the section train that configure gradient steps, their devices and their checkpoints.
-WITHOUT_EFFECT = (
-    *("batch_size", "max_batch_per_device", "shuffle", "shuffle_buffer_mib"),
-    *("optimizer", "momentum", "nesterov", "weight_decay", "l1"),
-    *("schedule", "warmup_epochs", "step_epochs", "step_factor", "gradient_clip_norm"),
-    *("num_workers", "deterministic", "on_nonfinite", "on_loss_spike"),
-    *("max_skipped_steps", "repeat_every_steps"),
-    *("checkpoint_every_epochs", "checkpoint_every_minutes", "log_every_steps"),
-)
 _LINES = 10  # lines of progress
 
 
@@ -62,9 +53,9 @@ def _print_start(job: Job, network: TreeNetwork, threads: int) -> None:
         f"{network.arguments.num_leaves} leaves, {columns} columns -> {outputs}"
     )
     print(f"rows      {job.data.num_train:,} for training, {len(job.data.val):,} for validation")
-    print(f"runs as   one process with {threads} thread{'s' * (threads > 1)} on the CPU, no resume")
+    many = "s" * (threads > 1)
+    print(f"runs as   one process with {threads} thread{many} on the CPU, no resume", flush=True)
     print_patience(job)
-    print(f"note      without effect on trees: {', '.join(WITHOUT_EFFECT)}", flush=True)
 
 
 def _print_round(params: TrainParams, history: History) -> None:

@@ -1,24 +1,26 @@
 """Contents of params.yaml that tests change, and the message that a mistake in one gets."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from slipway.config.network_arguments import TabmArguments
 from slipway.config.params import parse_params
+from slipway.kinds.registry import KINDS
 from slipway.system.errors import ParamsError
-from tests.project_params import of_kind
+from tests.project_params import of_kind, own_content
 
-OWN: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
-CONTENT = parse_params(OWN).model_dump(mode="json")  # with the keys of every kind
+OWN: dict[str, Any] = own_content()
+CONTENT = parse_params(OWN).model_dump(mode="json")
 
 
 def content(**changes: Any) -> dict[str, Any]:
     """Return the default params with dotted keys changed, as in content(train__epochs=3)."""
     changed = copy.deepcopy(CONTENT)
+    task = changes.get("data__task")
+    if isinstance(task, str) and task in KINDS:
+        changed = of_kind(changed, task)
     for key, value in changes.items():
         *place, last = key.split("__")
         section = changed
@@ -36,10 +38,10 @@ def message(changed: dict[str, Any]) -> str:
 
 
 def table_content() -> dict[str, Any]:
-    """Return a params.yaml for a table, without the keys of images."""
+    """Return a params.yaml for a table, with the keys of images at their defaults."""
     table = of_kind(OWN, "table_classification")
     table["train"] |= {
         "network": "tabm",
-        "network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
+        "network_arguments": TabmArguments().model_dump(),
     }
     return table

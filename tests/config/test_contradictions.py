@@ -8,10 +8,9 @@ import yaml
 from slipway.config.network_arguments import (
     HashedNgramsArguments,
     SmallTransformerArguments,
-    TabmArguments,
 )
 from slipway.config.params import parse_params
-from tests.config.contents import CONTENT, OWN, content, message
+from tests.config.contents import OWN, content, message
 from tests.project_params import of_kind
 
 
@@ -38,15 +37,10 @@ def test_settings_without_effect_for_the_task_are_refused(
 ) -> None:
     network = "tabm" if task.startswith("table") else "small_resnet"
     metric = "accuracy" if task.endswith("classification") else "rmse"
-    arguments = (
-        yaml.safe_load(TabmArguments.EXAMPLE)
-        if network == "tabm"
-        else CONTENT["train"]["network_arguments"]
-    )
     fitting = {
         "data__task": task,
         "train__network": network,
-        "train__network_arguments": arguments,
+        "train__network_arguments": {},
         "evaluate__gates": {metric: {"min": 0.0, "max": None}},
     }
     parse_params(content(**fitting))
@@ -91,13 +85,13 @@ def test_processes_share_the_blocks_of_transformers_but_not_of_hashed_ngrams(
     changes["data"]["text_columns"] = ["text"]
     changes["train"] |= {
         "network": "small_transformer",
-        "network_arguments": yaml.safe_load(SmallTransformerArguments.EXAMPLE),
+        "network_arguments": SmallTransformerArguments().model_dump(),
         "strategy": strategy,
     }
     parse_params(changes)
     changes["train"] |= {
         "network": "hashed_ngrams",
-        "network_arguments": yaml.safe_load(HashedNgramsArguments.EXAMPLE),
+        "network_arguments": HashedNgramsArguments().model_dump(),
     }
     refusal = message(changes)
     assert "expected 'small_transformer', 'encoder', a network of your own" in refusal
@@ -133,7 +127,7 @@ USER_CODE: dict[str, Any] = {
 
 @pytest.mark.parametrize("task", ["image_classification", "table_regression"])
 def test_user_code_is_accepted_for_every_kind_of_task(task: str) -> None:
-    params = parse_params(content(data__task=task, augment__mixup_alpha=0.2, **USER_CODE))
+    params = parse_params(content(data__task=task, **USER_CODE))
     assert params.evaluate.metric_names == ["worst_recall"]
 
 

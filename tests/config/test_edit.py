@@ -14,18 +14,15 @@ TEXT = (Path(__file__).parents[2] / "params.yaml").read_text()
 
 
 def test_changed_text_changes_one_value_and_keeps_every_other_line() -> None:
-    before, after = TEXT.splitlines(), changed_text(TEXT, {"train.num_workers": 2}).splitlines()
+    before, after = TEXT.splitlines(), changed_text(TEXT, {"train.batch_size": 64}).splitlines()
     assert [pair for pair in zip(before, after, strict=True) if pair[0] != pair[1]] == [
-        ("  num_workers: 0", "  num_workers: 2")
+        ("  batch_size: 128 # over all devices", "  batch_size: 64 # over all devices")
     ]
 
 
 def test_changed_text_keeps_comments_after_changed_values() -> None:
-    assert "  compile: true # compare with `slipway profile` before you use true" in changed_text(
-        TEXT, {"train.compile": True}
-    )
-    assert "  encoding: jpeg # or jpeg, only for training images" in changed_text(
-        TEXT, {"precompute.encoding": "jpeg"}
+    assert "  max_bad_fraction: 0.1 # more refused rows than this fail the stage" in changed_text(
+        TEXT, {"clean.max_bad_fraction": 0.1}
     )
 
 
@@ -74,8 +71,9 @@ def test_a_value_over_several_lines_is_replaced() -> None:
         ),
         (
             "evaluate.slice_gates.accuracy={min: 0.5, max: null}",
-            "  slice_gates: {} #",
-            "  slice_gates: {accuracy: {min: 0.5, max: null}} #",
+            "artifacts/reference_model, which `slipway release` fills",
+            "artifacts/reference_model, which `slipway release` fills\n"
+            "  slice_gates:\n    accuracy: {min: 0.5, max: null}",
         ),
     ],
 )
@@ -84,10 +82,27 @@ def test_assignment_changes_only_its_own_value(assignment: str, before: str, aft
     assert changed_text(TEXT, read_assignments([assignment])) == TEXT.replace(before, after)
 
 
-def test_assignment_adds_a_missing_optional_key_to_its_section() -> None:
-    text = changed_text(TEXT, {"precompute.num_quantiles": 64})
+def test_assignment_adds_a_key_that_the_file_leaves_out_to_its_section() -> None:
+    text = changed_text(TEXT, {"precompute.interpolation": "bicubic"})
     assert len(text.splitlines()) == len(TEXT.splitlines()) + 1
-    assert parse(text)["precompute"]["num_quantiles"] == 64
+    assert parse(text)["precompute"]["interpolation"] == "bicubic"
+
+
+def test_assignment_adds_sections_that_the_file_leaves_out() -> None:
+    changes = {"clean.rules.blurred": None, "ensemble.folds": None, "prune.epochs": 3}
+    before, after = parse(TEXT), parse(changed_text(TEXT, changes))
+    assert after["clean"] == before["clean"] | {"rules": {"blurred": None}}
+    assert after["ensemble"] == {"folds": None}
+    assert after["prune"] == {"epochs": 3}
+    assert {key: after[key] for key in before if key != "clean"} == {
+        key: before[key] for key in before if key != "clean"
+    }
+
+
+def test_argument_of_the_default_network_may_be_set() -> None:
+    table = "data:\n  path: x.csv\n  task: table_regression\n"
+    text = changed_text(table, {"train.network_arguments.num_blocks": 3})
+    assert parse(text)["train"] == {"network_arguments": {"num_blocks": 3}}
 
 
 @pytest.mark.parametrize(
@@ -96,9 +111,9 @@ def test_assignment_adds_a_missing_optional_key_to_its_section() -> None:
         ("train.epoch=5", r"no key train\.epoch, .*; did you mean train\.epochs\?"),
         ("trian.epochs=5", r"did you mean train\.epochs\?"),
         ("learning_rate=5", r"did you mean train\.learning_rate\?"),
-        ("a.b.c.d=5", r"params\.md lists all\."),
+        ("a.b.c.d=5", "`slipway params` lists all"),
         ("train.epochs.a=5", r"no key train\.epochs\.a"),
-        ("clean.rules.blured=flag", "did you mean 'blurred'"),
+        ("clean.rules.blured=flag", r"did you mean clean\.rules\.blurred"),
         ("train.epochs=many", r"train\.epochs: found 'many', expected a whole number"),
         ("train.epochs", "is not an assignment. Write KEY=VALUE"),
         ("=5", "is not an assignment. Write KEY=VALUE"),

@@ -17,7 +17,7 @@ from tests.project_params import PROJECT, of_kind
 
 TREES = {
     "network": "lightgbm",
-    "network_arguments": yaml.safe_load(LightgbmArguments.EXAMPLE),
+    "network_arguments": LightgbmArguments().model_dump(),
     "epochs": 200,
 }
 
@@ -29,7 +29,7 @@ def content(
     found = of_kind(copy.deepcopy(PROJECT.model_dump(mode="json")), task)
     found["train"] |= {
         "network": "tabm",
-        "network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
+        "network_arguments": TabmArguments().model_dump(),
         "label_smoothing": 0.0,
     }
     folds = 5 if method == "stack" else None
@@ -74,7 +74,7 @@ def test_members_inherit_all_values_that_they_do_not_set() -> None:
         ),
         ([{}, {"train": {"epochs": 0}}], "average", r"members\[1\]\.train\.epochs"),
         (
-            [{}, {"train": {"network": "lightgbm"}}],
+            [{}, {"train": {"network": "lightgbm", "network_arguments": {"width": 3}}}],
             "average",
             r"members\[1\]\.train: network_arguments of",
         ),
@@ -86,7 +86,7 @@ def test_members_inherit_all_values_that_they_do_not_set() -> None:
         (
             [{}, {"train": {"network": "small_resnet"}}],
             "average",
-            r"members\[1\]\.train: network_arguments of",
+            r"members\[1\]: train\.network is 'small_resnet', but data\.task is",
         ),
         (
             [{}, {"train": {"devices": 2}}],

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from slipway.config.params import parse_params, read_content
+from slipway.config.params import parse_params
 from slipway.system.errors import ParamsError
 from tests.conftest import ROOT
 from tests.loop.cases import SECTION
+from tests.project_params import own_content
 
 ENCODER_ARGUMENTS = {
     "pooling": "mean",
@@ -23,7 +24,7 @@ ENCODER_ARGUMENTS = {
 
 def content(**changes: Any) -> dict[str, Any]:
     """Return the project's params with the section, and other values by "section.key"."""
-    found = copy.deepcopy(read_content(ROOT / "params.yaml")) | {"loop": copy.deepcopy(SECTION)}
+    found = own_content() | {"loop": copy.deepcopy(SECTION)}
     for key, value in changes.items():
         section, _, name = key.partition("__")
         found[section][name] = value

@@ -19,7 +19,7 @@ WRONG += [datetime.date(2024, 1, 31)]
 
 def _keys(section: Any, place: str = "") -> list[str]:
     keys = []
-    for name, kind in get_type_hints(section).items():
+    for name, kind in ((key, get_type_hints(section)[key]) for key in section.model_fields):
         if name == "model_config":
             continue
         is_section = isinstance(kind, type) and hasattr(kind, "model_fields")

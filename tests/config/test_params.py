@@ -1,72 +1,118 @@
-"""params.yaml is strict and has no defaults; one error lists all its mistakes."""
+"""params.yaml is strict, keys have defaults, and one error lists all its mistakes."""
 
 import copy
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from slipway.config.network_arguments import TabmArguments
-from slipway.config.params import Params, load_params, parse_params
-from slipway.kinds.inputs import COLUMNS
+from slipway.config.params import (
+    Params,
+    defaults_for,
+    filled,
+    flat,
+    load_params,
+    parse_params,
+    read_content,
+    resolved,
+    value_at,
+)
+from slipway.config.yaml_files import as_yaml
 from slipway.system.errors import ParamsError
 from tests.config.contents import CONTENT, OWN, content, message, table_content
 from tests.project_params import of_kind
 
-
-def all_keys(changed: dict[str, Any]) -> dict[str, Any]:
-    """Return the same params with the keys of every kind of input."""
-    return parse_params(changed).model_dump(mode="json")
+WRITTEN = read_content(Path("params.yaml"))  # without the defaults
+SHORT: dict[str, Any] = {"data": {"path": "rows.csv", "task": "table_regression"}}
 
 
-def test_default_params_yaml_lacks_the_keys_of_tables() -> None:
-    assert of_kind(OWN, "image_classification") == OWN
-    assert "columns" not in OWN["data"]
-    assert parse_params(OWN).data.columns == {}
+def test_a_key_at_its_default_and_a_key_left_out_give_equal_params() -> None:
+    assert len(dict(flat(WRITTEN))) < 40 < 150 < len(dict(flat(OWN)))
+    assert parse_params(WRITTEN) == parse_params(OWN) == parse_params(CONTENT)
+    assert resolved(WRITTEN) == resolved(OWN)
 
 
-def test_params_yaml_of_a_table_may_omit_the_keys_of_images() -> None:
-    table = table_content()
-    assert set(table["precompute"]) == {"max_categories", "num_quantiles"}
-    assert table["augment"] == {}
-    assert parse_params(table).precompute.num_quantiles == 48
-    assert table == table_content()  # the content that a stage seals stays as it is in the file
+def test_filling_leaves_the_content_of_the_file_as_it_is() -> None:
+    given = copy.deepcopy(SHORT)
+    filled(given)
+    assert given == SHORT
 
 
-@pytest.mark.parametrize("read", [lambda: OWN, table_content], ids=["images", "table"])
-def test_params_yaml_with_the_keys_of_every_kind_gives_equal_params(
-    read: Callable[[], dict[str, Any]],
+@pytest.mark.parametrize(
+    ("task", "network", "key", "default"),
+    [
+        ("table_regression", None, "train.network", "tabm"),
+        ("text_multilabel", None, "train.network", "hashed_ngrams"),
+        ("image_regression", None, "train.network", "small_resnet"),
+        ("table_regression", None, "train.learning_rate", 0.006),
+        ("table_regression", "lightgbm", "train.learning_rate", 0.05),
+        ("table_regression", "lightgbm", "export.variants", ["fp32"]),
+        ("image_regression", "timm/resnet18", "train.epochs", 12),
+        ("table_regression", None, "verify.max_metric_loss.int8", 0.05),
+        ("table_classification", None, "verify.max_metric_loss.int8", 0.01),
+        ("table_classification", None, "clean.rules.conflicting_label", "flag"),
+        ("image_classification", None, "clean.rules.conflicting_label", "refuse"),
+        ("table_regression", None, "train.network_arguments.width", 128),
+    ],
+)
+def test_default_depends_on_the_kind_of_input_or_target_or_on_the_network(
+    task: str, network: str | None, key: str, default: object
 ) -> None:
-    assert parse_params(all_keys(read())) == parse_params(read())
+    train = {"train": {"network": network}} if network else {}
+    given = {"data": {"path": "x", "task": task, "text_columns": ["a"]}, **train}
+    assert value_at(filled(given), key) == default
 
 
-def test_error_names_a_missing_key_of_the_projects_kind_of_input() -> None:
-    table, images = table_content(), copy.deepcopy(OWN)
-    del table["precompute"]["num_quantiles"], table["clean"]["rules"]["all_missing"]
-    del images["precompute"]["image_size_px"], images["augment"]["forbid"]
-    for changed, keys in (
-        (table, ("precompute.num_quantiles", "clean.rules.all_missing")),
-        (images, ("precompute.image_size_px", "augment.forbid")),
-    ):
-        text = message(changed)
-        assert text.startswith("params.yaml has 2 mistakes:")
-        assert all(f"{key}: missing; it has no default" in text for key in keys)
+def test_warm_up_left_out_is_a_tenth_of_the_epochs_but_at_most_two() -> None:
+    for epochs, warmup in ((1, 0.1), (8, 0.8), (20, 2.0), (300, 2.0)):
+        assert parse_params(SHORT | {"train": {"epochs": epochs}}).train.warmup_epochs == warmup
 
 
-@pytest.mark.parametrize("key", ["data__image_column", "data__engine", "clean__max_pixels"])
-def test_image_key_listed_in_dvc_yaml_is_required_for_tables_too(key: str) -> None:
-    table, (section, name) = table_content(), key.split("__")
-    del table[section][name]
-    assert f"{section}.{name}: missing" in message(table)
+def test_part_of_a_mapping_of_budgets_keeps_the_other_defaults() -> None:
+    budgets = parse_params(SHORT | {"verify": {"max_metric_loss": {"int8": 0.2}}}).verify
+    assert budgets.max_metric_loss["int8"] == 0.2
+    assert budgets.max_metric_loss["fp16"] == 0.01
 
 
-def test_section_listed_in_dvc_yaml_is_required_for_every_kind_of_input() -> None:
-    table = table_content()
-    del table["augment"]
-    assert "augment: missing" in message(table)
+def test_arguments_of_a_network_that_are_left_out_have_its_own_defaults() -> None:
+    params = parse_params(SHORT | {"train": {"network_arguments": {"width": 64}}})
+    assert params.train.network_arguments == TabmArguments(width=64).model_dump()
+
+
+def test_only_the_place_and_the_task_of_the_data_are_required() -> None:
+    assert parse_params(SHORT).data.encoding == "utf-8"
+    text = message({"train": {}, "data": {}})
+    assert "data.path: missing; it has no default" in text
+    assert "data.task: missing; it has no default" in text
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "value"),
+    [
+        ("table_classification", "augment.horizontal_flip", 0.5),
+        ("table_classification", "precompute.encoding", "jpeg"),
+        ("image_classification", "data.missing_values", ["?"]),
+        ("image_classification", "precompute.max_text_bytes", 64),
+        ("table_regression", "train.label_smoothing", 0.1),
+    ],
+)
+def test_value_other_than_the_default_is_refused_for_a_task_that_does_not_use_it(
+    task: str, key: str, value: object
+) -> None:
+    section, name = key.split(".")
+    given: dict[str, Any] = {"data": {"path": "x", "task": task}}
+    given.setdefault(section, {})[name] = value
+    assert f"{key} is {as_yaml(value)}, but data.task is {task!r}" in message(given)
+    given[section][name] = value_at(defaults_for(given), key)
+    parse_params(given)
+
+
+def test_key_of_gradient_steps_is_refused_for_trees_unless_it_has_its_default() -> None:
+    trees = SHORT | {"train": {"network": "lightgbm", "batch_size": 64}}
+    assert "train.batch_size is 64, but train.network is 'lightgbm'" in message(trees)
+    parse_params(SHORT | {"train": {"network": "lightgbm", "batch_size": 128}})
 
 
 def test_unknown_task_is_reported_without_missing_keys_of_other_kinds() -> None:
@@ -145,11 +191,6 @@ def test_default_params_yaml_is_valid() -> None:
             "compile.variant is 'fp16', but export.variants is ['fp32']",
         ),
         (
-            {"verify__max_metric_loss": {}},
-            "verify.max_metric_loss has no budget for "
-            "['fp16', 'int8', 'int8_dynamic', 'int8_tensorrt']",
-        ),
-        (
             {"export__goal__max_metric_loss": 5},
             "export.goal.max_metric_loss is 5, but a fraction of the rows is never above 1",
         ),
@@ -188,7 +229,7 @@ def test_default_params_yaml_is_valid() -> None:
             {
                 "prune__kind": "structured",
                 "train__network": "tabm",
-                "train__network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
+                "train__network_arguments": TabmArguments().model_dump(),
             },
             "prune.kind is 'structured', but train.network is 'tabm', "
             "whose submodels share their layers: use magnitude",
@@ -322,37 +363,6 @@ def test_error_describes_found_and_expected_values_of_each_mistake(
     assert words in message(content(**changes))
 
 
-def _keys(model: dict[str, Any], place: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    free_form = {
-        ("train", "network_arguments"),
-        ("evaluate", "gates"),
-        ("verify", "max_metric_loss"),
-    }
-    keys = []
-    for key, value in model.items():
-        keys.append((*place, key))
-        if isinstance(value, dict) and (*place, key) not in free_form:
-            keys += _keys(value, (*place, key))
-    return keys
-
-
-@pytest.mark.parametrize(
-    ("read", "place"),
-    [(lambda: copy.deepcopy(OWN), place) for place in _keys(OWN)]
-    + [(table_content, tuple(key.split("."))) for key in COLUMNS.settings],
-    ids=lambda value: ".".join(value) if isinstance(value, tuple) else "",
-)
-def test_no_key_of_params_yaml_has_a_default(
-    read: Callable[[], dict[str, Any]], place: tuple[str, ...]
-) -> None:
-    changed = read()
-    section = changed
-    for part in place[:-1]:
-        section = section[part]
-    del section[place[-1]]
-    assert f"{'.'.join(place)}: missing; it has no default" in message(changed)
-
-
 def test_one_error_lists_all_mistakes_in_params_yaml() -> None:
     text = message(content(seed="x", train__epochs=0, clean__min_sid=3))
     assert "has 3 mistakes" in text
@@ -366,7 +376,7 @@ def test_params_cannot_be_changed_afterwards() -> None:
 
 
 def test_params_yaml_is_read_as_yaml_1_2_like_dvc_does(tmp_path: Path) -> None:
-    text = Path("params.yaml").read_text().replace("label_map: {}", "label_map: {yes: off}")
+    text = Path("params.yaml").read_text().replace("data:", "data:\n  label_map: {yes: off}")
     (tmp_path / "params.yaml").write_text(
         text.replace("learning_rate: 0.004", "learning_rate: 4e-03")
     )

@@ -4,10 +4,9 @@ import copy
 from typing import Any
 
 import pytest
-import yaml
 
 from slipway.config.network_arguments import LightgbmArguments
-from slipway.config.params import mistakes_in, parse_params
+from slipway.config.params import parse_params
 from slipway.config.tree_settings import require_gradient_steps
 from slipway.system.errors import ParamsError
 from tests.project_params import PROJECT, of_kind
@@ -18,7 +17,7 @@ def content(task: str = "table_classification", **changes: Any) -> dict[str, Any
     found = of_kind(copy.deepcopy(PROJECT.model_dump(mode="json")), task)
     found["train"] |= {
         "network": "lightgbm",
-        "network_arguments": yaml.safe_load(LightgbmArguments.EXAMPLE),
+        "network_arguments": LightgbmArguments().model_dump(),
         "label_smoothing": 0.0,
     }
     for key, value in changes.items():
@@ -53,11 +52,6 @@ def test_setting_that_trees_cannot_apply_is_refused_with_the_value_to_write(
 ) -> None:
     with pytest.raises(ParamsError, match=expected):
         parse_params(content(**changes))
-
-
-def test_label_smoothing_of_a_numeric_target_is_ignored_for_trees_too() -> None:
-    changes = {"evaluate__gates": {}, "train__label_smoothing": 0.1}
-    assert mistakes_in(content("table_regression", **changes)) == []
 
 
 def test_tree_networks_are_refused_for_images() -> None:

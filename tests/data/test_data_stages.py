@@ -22,7 +22,7 @@ from slipway.data.store.packed import open_split, read_manifest
 from slipway.system import files
 from tests import warm_starts
 from tests.data.pictures import IMAGE_TYPE, picture, write_folder
-from tests.project_params import of_kind
+from tests.project_params import of_kind, own_content
 
 ROOT = Path(__file__).parents[2]
 DIGITS = ROOT / "data" / "demo" / "digits.parquet"
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.process
 
 
 def prepare(folder: Path, data_path: Path, **changes: Any) -> None:
-    content = yaml.safe_load((ROOT / "params.yaml").read_text())
+    content = own_content()
     params = of_kind(content, changes.get("data__task", content["data"]["task"]))
     params["data"]["path"] = str(data_path)
     for key, value in changes.items():

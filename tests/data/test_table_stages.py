@@ -28,7 +28,7 @@ def prepare_table(folder: Path, path: Path, task: str, target: str) -> None:
     )
     network = {
         "train__network": "tabm",
-        "train__network_arguments": yaml.safe_load(TabmArguments.EXAMPLE),
+        "train__network_arguments": TabmArguments().model_dump(),
     }
     prepare(
         folder, path, data__task=task, data__target_column=target, evaluate__gates=gates, **network

@@ -5,15 +5,21 @@
 
 import json
 import resource
-import shlex
 import statistics
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from slipway.config.params import resolved
+from slipway.config.seals import stage_params
+from slipway.config.stage_graph import read_pipeline
+from slipway.system import files
 from tests.end_to_end.project import Project
+from tests.project_params import own_content
 
 pytestmark = pytest.mark.process
+SECTIONS = "slipway/config/sections.py"
 
 # One key of each kind: read by one stage, by several, by an early one, by a late one.
 READERS: dict[str, tuple[Any, set[str]]] = {
@@ -27,7 +33,7 @@ READERS: dict[str, tuple[Any, set[str]]] = {
     "clean.max_pixels": (1_000_000, {"clean", "precompute"}),
     "clean.num_workers": (1, {"clean"}),
     "clean.rules.blurred": (None, {"clean"}),
-    "split.assignment": ("stable", {"split"}),
+    "split.assignment": ("exact", {"split"}),
     "precompute.image_size_px": (20, {"precompute"}),
     "augment.rotation_deg": (5.0, {"augment"}),
     "audit.epochs": (3, {"audit"}),
@@ -44,63 +50,67 @@ READERS: dict[str, tuple[Any, set[str]]] = {
 }
 
 
-# Runs `dvc status` for each content of params.yaml in one process, because importing DVC takes a
-# second. Equal YAML texts are parsed once: DVC parses dvc.lock again and again, and params.yaml for
-# each stage.
-STATUS_OF_EACH = """
-import json, sys
-from copy import deepcopy
-from pathlib import Path
-from dvc.repo import Repo
-from ruamel.yaml import YAML
-parse, parsed = YAML.load, {}
-def parse_once(self, text):
-    key = (text, *self.typ)
-    if key not in parsed:
-        parsed[key] = parse(self, text)
-    return deepcopy(parsed[key])
-YAML.load = parse_once
-for content in json.load(sys.stdin):
-    Path("params.yaml").write_text(content)
-    with Repo() as repo:
-        print(json.dumps(sorted(repo.status())))
-"""
+def stages_that_read(key: str, value: Any) -> set[str]:
+    """Return the stages whose digest of params in code.yaml changes with a value."""
+    before, after = own_content(), own_content()
+    *sections, name = key.split(".")
+    section = after
+    for part in sections:
+        section = section[part]
+    section[name] = value
+    pipeline = read_pipeline(before)
+    digests = [
+        {stage: files.digest_json(stage_params(values, pipeline, stage)) for stage in pipeline.outs}
+        for values in (resolved(before), resolved(after))
+    ]
+    return {stage for stage in pipeline.outs if digests[0][stage] != digests[1][stage]} - {"code"}
 
 
-@pytest.fixture(name="stages_to_run", scope="module")
-def _stages_to_run(
-    finished: Project, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, set[str]]:
-    """The stages that DVC reports as changed for a new value of each key, without later stages."""
-    path = finished.path / "params.yaml"
-    before, contents = path.read_text(), tmp_path_factory.mktemp("contents") / "contents.json"
-    try:
-        contents.write_text(json.dumps([_with_value(finished, key, before) for key in READERS]))
-        said = finished.shell(f"python -c {shlex.quote(STATUS_OF_EACH)} < {contents}").splitlines()[
-            -len(READERS) :
-        ]
-    finally:
-        path.write_text(before)
-    return {key: set(json.loads(line)) for key, line in zip(READERS, said, strict=True)}
-
-
-def _with_value(project: Project, key: str, content: str) -> str:
-    """params.yaml with the other value of `key` in READERS."""
-    (project.path / "params.yaml").write_text(content)
-    project.set_value(key, READERS[key][0])
-    return (project.path / "params.yaml").read_text()
-
-
+@pytest.mark.unit
 @pytest.mark.parametrize("key", READERS)
-def test_a_changed_parameter_reruns_only_the_stages_that_read_it(
-    key: str, stages_to_run: dict[str, set[str]]
+def test_a_changed_parameter_changes_the_digests_of_the_stages_that_read_it(key: str) -> None:
+    value, stages = READERS[key]
+    assert stages_that_read(key, value) == stages
+
+
+def to_run(project: Project) -> set[str]:
+    """Run the stage `code`, and return the other stages that DVC would run, with their reason."""
+    project.shell("python -m slipway.stages.code")
+    answer = json.loads(project.shell("dvc status --json").splitlines()[-1])
+    assert answer.pop("code") == ["always changed"]
+    return set(answer)
+
+
+@pytest.fixture(name="restored")
+def _restored(finished: Project) -> Iterator[Project]:
+    """The finished project; its params.yaml and the edited section are restored afterwards."""
+    paths = [finished.path / name for name in ("params.yaml", SECTIONS)]
+    before = [path.read_text() for path in paths]
+    yield finished
+    for path, text in zip(paths, before, strict=True):
+        path.write_text(text)
+    assert to_run(finished) == set()
+
+
+def test_an_unchanged_project_and_a_key_written_at_its_default_rerun_nothing(
+    restored: Project,
 ) -> None:
-    # The stage `code` checks params.yaml after any change.
-    assert stages_to_run[key] == {"code", *READERS[key][1]}
+    assert to_run(restored) == set()
+    with (restored.path / "params.yaml").open("a") as file:
+        file.write("prune: { sparsity: 0.5 }\n")
+    assert to_run(restored) == set()
 
 
-def test_an_unchanged_project_has_no_stage_to_run(finished: Project) -> None:
-    assert json.loads(finished.shell("dvc status --json").splitlines()[-1]) == {}
+def test_a_changed_value_and_a_changed_default_rerun_the_stages_that_read_them(
+    restored: Project,
+) -> None:
+    restored.set_value("audit.epochs", 3)
+    assert to_run(restored) == {"audit"}
+    path = restored.path / SECTIONS
+    text = path.read_text()
+    assert "timing_rounds: Positive = 50" in text
+    path.write_text(text.replace("timing_rounds: Positive = 50", "timing_rounds: Positive = 7"))
+    assert to_run(restored) == {"audit", "verify"}
 
 
 @pytest.mark.nightly

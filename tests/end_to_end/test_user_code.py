@@ -52,8 +52,8 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     content = yaml.load(ROOT / "params.yaml")
     for changes in (SMALL, yaml.load(blocks("yaml")[0])):
         for section, values in changes.items():
-            content[section] |= values
-    content["clean"]["rules"]["near_duplicate"] = None
+            content.setdefault(section, {}).update(values)
+    content["clean"]["rules"] = {"near_duplicate": None}
     yaml.dump(content, Path("params.yaml"))
     return tmp_path
 

@@ -16,7 +16,6 @@ from slipway.kinds.code_digest import (
     stage_digest,
     stage_files,
     stage_names,
-    untracked_user_code,
     user_code,
 )
 from slipway.kinds.parts import InputPart, TargetPart, import_part
@@ -363,19 +362,3 @@ def test_user_code_in_a_folder_that_the_code_stamp_ignores_is_refused(
 def test_user_code_without_a_file_in_the_project_is_refused(users_tree: Path, name: str) -> None:
     with pytest.raises(UnavailableError, match=r"which has no file in the project's folder"):
         user_code(users_tree, "train.network", [name])
-
-
-@pytest.mark.parametrize(
-    ("stage", "untracked"),
-    [
-        ({"deps": ["params.yaml", "transforms"]}, {*OF_NETWORK, "scores.py"}),
-        ({"deps": ["nets.py", "own"]}, {"scores.py"}),
-        ({"always_changed": True}, set()),
-        ({}, set()),
-    ],
-)
-def test_untracked_user_code_lists_files_that_are_not_in_deps(
-    users_tree: Path, stage: dict[str, object], untracked: set[str]
-) -> None:
-    found = untracked_user_code(users_tree, {"stages": {"code": stage}})
-    assert found == sorted(untracked)

@@ -1,17 +1,16 @@
 """The search space: every mistake is refused with what to write instead."""
 
 import copy
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from slipway.config.params import mistakes_in, parse_params
 from slipway.planning.search_space import Space, Values, changed_content, read_space
 from slipway.system.errors import ParamsError
+from tests.project_params import own_content
 
-PARAMS: dict[str, Any] = yaml.safe_load(Path("params.yaml").read_text())
+PARAMS: dict[str, Any] = own_content()
 SECTION: dict[str, Any] = {
     "method": "tpe",
     "metric": "accuracy",

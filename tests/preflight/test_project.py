@@ -1,6 +1,5 @@
 """Preflight: every mistake is named at once, and the reports of the last run stay."""
 
-import copy
 import subprocess
 import sys
 import tempfile
@@ -19,9 +18,10 @@ from slipway.system.errors import ParamsError, UnavailableError
 from slipway.training.distributed.placement import TrainingHost, place
 from tests.conftest import ROOT
 from tests.end_to_end.project import Project, copy_checkout
+from tests.project_params import of_kind, own_content
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
-CONTENT: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+CONTENT: dict[str, Any] = own_content()
 WINE = "data/demo/wine.csv"
 
 
@@ -36,7 +36,7 @@ def _in_a_project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_params(**changes: Any) -> None:
     """The project's own params with dotted keys changed: write_params(train__epochs=3)."""
-    content = copy.deepcopy(CONTENT)
+    content = of_kind(CONTENT, changes.get("data__task", CONTENT["data"]["task"]))
     for key, value in changes.items():
         *place_, last = key.split("__")
         section = content
@@ -398,7 +398,7 @@ def test_preflight_checks_table_columns_by_the_header_only(tmp_path: Path) -> No
         f"{section}__{key}": value
         for section, values in shown_params()[1].items()
         for key, value in values.items()
-    }
+    } | {"train__network": "tabm", "train__network_arguments": {}}
     write_params(**changes)
     check_project()
     header, *_ = (ROOT / changes["data__path"]).read_text().splitlines()

@@ -1,22 +1,19 @@
 """Preflight tries the user's network, loss and metrics before DVC removes anything."""
 
 import copy
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from slipway.config.params import parse_params
-from slipway.preflight.user_code import check_tracked, check_user_code
+from slipway.preflight.user_code import check_user_code
 from slipway.system.errors import MetricError, ParamsError, SlipwayError, TrainingError
-from tests.conftest import ROOT
-from tests.project_params import of_kind
+from tests.project_params import of_kind, own_content
 from tests.training.distributed.test_pipeline import NETS
 from tests.user_functions import WriteFunctions, _write_functions  # noqa: F401 - a fixture
 
-CONTENT: dict[str, Any] = yaml.safe_load((ROOT / "params.yaml").read_text())
+CONTENT: dict[str, Any] = own_content()
 SOURCE = """
 import torch
 from torch import nn
@@ -145,16 +142,6 @@ def test_a_metric_without_a_number_is_refused(write_functions: WriteFunctions) -
             network_arguments=CONTENT["train"]["network_arguments"],
             loss="auto",
         )
-
-
-def test_code_after_whose_changes_dvc_would_run_nothing_is_refused() -> None:
-    content = copy.deepcopy(CONTENT)
-    content["train"] |= {"loss": "losses:f", "label_smoothing": 0.0}
-    Path("params.yaml").write_text(yaml.dump(content, Dumper=yaml.CSafeDumper))
-    Path("losses.py").touch()
-    shutil.copy(ROOT / "dvc.yaml", "dvc.yaml")
-    with pytest.raises(ParamsError, match=r"dvc.yaml does not depend on losses.py: after"):
-        check_tracked(parse_params(content))
 
 
 def test_without_code_of_the_users_nothing_is_tried() -> None:

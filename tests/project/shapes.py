@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from slipway.config.params import filled, value_at
 from tests.conftest import ROOT
 
 SHARED = ROOT.parent / "shared" / "data"
@@ -42,8 +43,7 @@ class Shape:
 def _value(params: Mapping[str, Any], key: str) -> Any:
     if key == "gate":
         return next(iter(params["evaluate"]["gates"]), None)
-    section, _, name = key.partition(".")
-    return params[section][name]
+    return value_at(filled(params), key)
 
 
 # Images ------------------------------------------------------------------------------------------

@@ -115,7 +115,7 @@ def test_every_word_that_yaml_reads_as_something_else_stays_a_class_and_a_column
     with (tmp_path / "data.csv").open("w", newline="") as file:
         csv.writer(file).writerows([("x: y", "1e5", "yes"), *rows])
     found = propose(inspect(tmp_path / "data.csv"), target="yes")
-    assert len(found.params["data"]["classes"] or names) == len(names)
+    assert len(found.params["data"].get("classes", names)) == len(names)
     text = params_file(tmp_path / "project", found)
     assert parse_yaml(text, "params.yaml")["data"] == found.params["data"]
     # The same names as allowed classes, as spellings of another and in every comment.

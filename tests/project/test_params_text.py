@@ -1,32 +1,33 @@
-"""The text of a new params.yaml: order of keys, reasons and comments."""
+"""The text of a new params.yaml: what was decided, in the order of the sections, with reasons."""
 
 import pytest
 from ruamel.yaml import YAML
 
-from slipway.project.params_text import params_text, template_content
+from slipway.project.params_text import params_text
 
 pytestmark = pytest.mark.unit
+CONTENT = {
+    "train": {"epochs": 30, "class_weights": {"no": 1.5, "a: b": 2.0}},
+    "data": {"path": "my rows.csv", "task": "table_classification"},
+}
 REASONS = {"data.path": "where it lies", "train.epochs": "few rows " * 20}
 
 
-def test_params_text_has_each_key_once_with_its_value() -> None:
-    content = template_content()
-    assert YAML(typ="safe", pure=True).load(params_text(content, REASONS)) == content
+def test_params_text_has_each_decided_key_once_with_its_value() -> None:
+    text = params_text(CONTENT, REASONS)
+    assert YAML(typ="safe", pure=True).load(text) == CONTENT
 
 
-def test_params_text_begins_with_the_keys_that_have_a_reason() -> None:
-    lines = params_text(template_content(), REASONS).splitlines()
-    first = lines.index("data:")
-    assert "Change these first" in lines[first - 2]
-    assert lines[first + 1].endswith("# where it lies")
-    train = lines.index("train:")
+def test_params_text_orders_sections_as_the_pipeline_does_and_has_reasons_beside_values() -> None:
+    lines = params_text(CONTENT, REASONS).splitlines()
+    data, train = lines.index("data:"), lines.index("train:")
+    assert data < train
+    assert lines[data + 1] == "  path: my rows.csv # where it lies"
+    assert lines[data + 2] == "  task: table_classification"
     assert lines[train + 1].startswith("  # few rows few rows")
-    assert lines[train + 3].startswith("  epochs:")
+    assert lines[train + 3] == "  epochs: 30"
     assert max(map(len, lines)) <= 100
 
 
-def test_params_text_keeps_the_default_comments_of_other_keys() -> None:
-    text = params_text(template_content(), REASONS)
-    assert "  min_side_px: 4\n" in text
-    assert "  group_column: null # rows of one group stay in one split\n" in text
-    assert "    near_duplicate: flag # a cluster of near duplicates stays in one split\n" in text
+def test_params_text_begins_with_how_to_see_the_other_keys() -> None:
+    assert "`slipway params` prints all" in params_text(CONTENT, {}).partition("data:")[0]

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 from ruamel.yaml import YAML
 
+from slipway.config.network_arguments import HashedNgramsArguments
 from slipway.config.params import parse_params
 from slipway.data.sources.raw_tables import stored_column
 from slipway.planning.search_space import read_space
@@ -34,6 +35,7 @@ def text_content() -> dict[str, Any]:
     for key, (value, _) in text_values([column]).items():
         section, _, name = key.partition(".")
         content[section][name] = value
+    content["train"]["network_arguments"] = HashedNgramsArguments().model_dump()
     return content
 
 

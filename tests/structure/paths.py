@@ -19,7 +19,7 @@ _ROOMS = set(ROOMS) - {"data", "artifacts", "metrics", "reports"}  # a project h
 # Written by users, or in an installed package.
 _ELSEWHERE = ("transforms/", "launch/secrets", "slipway/assets", "deepspeed/")
 # Names of their time.
-_HISTORY = ("CHANGELOG.md", "bench/LOG.md", "bench/results/", "slipway/upgrade/", "tests/upgrade/")
+_HISTORY = ("CHANGELOG.md", "bench/LOG.md", "bench/results/")
 _PATH = re.compile(r"(?<![\w./{}$<>-])(?:[\w.*{}$<>-]+/)+[\w.*{}$<>-]*")
 _PLACEHOLDER = re.compile(r"[*{}$<>]|(?:^|/)[A-Z]+(?:[./]|$)")
 _BEGINNINGS = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)

@@ -36,7 +36,6 @@ ROOMS: Table = {
     "data": RING_0,
     "reports": (*RING_0, "data"),
     "project": (*RING_0, "data"),
-    "upgrade": (*RING_0, "data", "project"),
     "inference": (*RING_0, "predictor", "data"),
     "training": _BELOW_TRAINING,
     "planning": _BELOW_EXPORT,
@@ -57,7 +56,7 @@ ROOMS: Table = {
     ),
     "curation": (*RING_0, "data", "experiments", "serving", "loop"),
     "cli": (
-        *(*_BELOW_EXPORT, "export", "project", "upgrade", "inference", "preflight"),
+        *(*_BELOW_EXPORT, "export", "project", "inference", "preflight"),
         *("experiments", "search", "serving", "loop", "curation"),
     ),
 }

@@ -69,7 +69,6 @@ def test_the_wheel_holds_the_code_its_files_and_what_projects_use_and_nothing_el
         or path in ("dvc.yaml", "params.yaml")
     }
     assert {"slipway/stages/train.py", "slipway/serving/page/index.html"} <= own
-    assert {"slipway/upgrade/renames.yaml"} <= own
     assert {"launch/requirements.cpu.lock", "data/demo/wine.csv", "dvc.yaml"} <= beside
     assert any(path.startswith("monitoring/grafana/") and "json" in path for path in beside)
     assert {name for name in names if ".dist-info/" not in name} == own | {

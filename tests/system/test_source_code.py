@@ -167,3 +167,31 @@ def test_digests_are_equal_on_every_installed_python() -> None:
             [python, "-c", DIGEST], cwd=ROOT, input=HARD, capture_output=True, text=True, check=True
         )
         assert done.stdout.strip() == GOLDEN, python
+
+
+SECTION = """\
+class TrainParams(ParamsSection):
+    DEFAULTS: ClassVar[ByChoice] = {"tabm": {"epochs": 40}}
+    epochs: Annotated[int, Field(ge=1)] = 40
+    loggers: list[str] = [
+        "a",
+    ]
+    limit = 3
+
+class Plan:
+    epochs: int = 40
+"""
+
+
+def test_default_values_of_sections_are_left_out_on_request_and_nothing_else() -> None:
+    changed = SECTION.replace('{"tabm": {"epochs": 40}}', "{}").replace(
+        "Field(ge=1)] = 40", "Field(ge=1)] = 7"
+    )
+    assert read_source(SECTION).text != read_source(changed).text
+    assert (
+        read_source(SECTION, defaults=False).text
+        == read_source(changed.replace('"a"', '"b"'), defaults=False).text
+    )
+    for old, new in (("ge=1", "ge=2"), ("limit = 3", "limit = 4"), ("int = 40", "int = 41")):
+        edited = SECTION.replace(old, new)
+        assert read_source(SECTION, defaults=False).text != read_source(edited, defaults=False).text

@@ -162,7 +162,8 @@ def _zip_members(path: Path, max_members: int, encoding: str | None) -> Iterator
 def _read_name(name: str, raw: bytes, encoding: str | None) -> tuple[str, bytes | None, str | None]:
     """Return a name, its bytes if they are of no known encoding, and the reason to refuse it.
 
-    `name` is returned if its bytes cannot be read. Without an `encoding` it may be UTF-8 that is not declared, as macOS writes it.
+    `name` is returned if its bytes cannot be read. Without an `encoding` it may be UTF-8 that is
+    not declared, as macOS writes it.
     """
     try:
         return raw.decode(encoding or "utf-8"), None, None

@@ -29,20 +29,12 @@ from slipway.system.errors import CellError, DataError
 def pack_rows(params: Params, rows: pa.Table, paths: PackPaths) -> str:
     """Encode the rows into the packed store; return a summary to print."""
     cells, columns = read_cells(paths.clean)
-    image_settings = {
-        "encoding jpeg": params.precompute.encoding == "jpeg",
-        "train_size_px": params.precompute.train_size_px is not None,
-    }
-    notes = []
-    if any(image_settings.values()):
-        unused = ", ".join(key for key, is_set in image_settings.items() if is_set)
-        notes.append(f"tables have no pixels, so these settings have no effect: {unused}")
     with files.new_directory(paths.packed) as folder:
         contract = pack_table(rows, cells, columns, params.precompute, params.data.task, folder)
-    notes.append(
+    notes = [
         f"packed {rows.num_rows} rows of {len(contract.columns)} columns, {contract.shape[0]} "
         f"numbers each, into {paths.packed}"
-    )
+    ]
     notes += rare_categories(cells, contract, params.precompute.max_categories)
     return "\n".join(notes)
 

@@ -72,7 +72,7 @@ def print_start(
     print_patience(job)
     stored = sum(stored_bytes(split.inputs) for split in job.data.train)
     memory = memory_notes(job.params, stored, free_bytes())
-    for note in [*notes, *memory, *without_effect(job.params, spec.classes)]:
+    for note in [*notes, *memory]:
         print(f"note      {note}")
     if resumed:
         _print_resumed(job, resumed)
@@ -102,17 +102,6 @@ def _print_resumed(job: Job, resumed: Checkpoint) -> None:
             f"note      runs with {now.threads} threads each as before, for the same bits; "
             f"a new training takes {fresh.threads}"
         )
-
-
-def without_effect(params: TrainParams, classes: list[str]) -> list[str]:
-    """Return a note on each setting that has no effect in this training.
-
-    `classes` is empty for a numeric target.
-    """
-    if params.label_smoothing and not classes:
-        smoothing = f"train.label_smoothing {params.label_smoothing:g}"
-        return [f"{smoothing} is without effect for a numeric target"]
-    return []
 
 
 def memory_notes(params: TrainParams, stored: int, free: int | None) -> list[str]:

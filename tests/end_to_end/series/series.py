@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -49,9 +49,7 @@ class SeriesContract(InputContract):
 class SeriesMlpArguments(NetworkArguments):
     """The arguments of `series_mlp`."""
 
-    EXAMPLE: ClassVar[str] = "{ width: 16 }"
-
-    width: Annotated[int, Field(ge=1)]
+    width: Annotated[int, Field(ge=1)] = 16
 
 
 def check_series(data: DataParams) -> None:

@@ -16,8 +16,7 @@ SERIES = InputKind(
     has_pixels=False,
     takes_files=False,
     networks={"series_mlp": "transforms.series:SeriesMlpArguments"},
-    settings={},
-    requests={},
+    keys=(),
     endings=(".jsonl",),
     parts={
         "contract": "transforms.series:SeriesContract",
