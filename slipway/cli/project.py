@@ -9,7 +9,7 @@ from slipway.cli.command import say
 from slipway.project.creation import create, require_new_project
 from slipway.project.inspection import inspect
 from slipway.project.pretrained import find_weights
-from slipway.project.proposal import propose
+from slipway.project.proposal import DECIMALS, propose
 from slipway.project.task_choice import Question
 
 
@@ -30,6 +30,11 @@ from slipway.project.task_choice import Question
     metavar="COLUMN",
     help="The column of a panel by which its rows are split, such as Country or Year, or none.",
 )
+@click.option(
+    "--decimal",
+    type=click.Choice([*DECIMALS]),
+    help="The decimal mark, if numbers such as 1,234 may mean two things.",
+)
 @click.option("--yes", is_flag=True, help="Write the project without asking about proposals.")
 def init(
     folder: Path,
@@ -37,27 +42,33 @@ def init(
     task: str | None,
     target: str | None,
     split_by: str | None,
+    decimal: str | None,
     yes: bool,
 ) -> None:
     """Look at the data, propose every setting with its reason, and write a project.
 
     FOLDER is created if it is missing; by default it is the working directory. An existing project
-    is never overwritten. If the task or the target is unclear, --yes is not enough: give --task
-    or --target.
+    is never overwritten. If the task, the target or its decimal mark is unclear, --yes is not
+    enough: give --task, --target or --decimal.
     """
     require_new_project(folder)
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
     say(f"looking at {data} ...")
     summary = inspect(data)
     weights = None if summary.images is None else find_weights(folder)
-    proposal = propose(summary, task, target, split_by=split_by, weights=weights)
+    proposal = propose(summary, task, target, split_by=split_by, decimal=decimal, weights=weights)
     while proposal.questions and is_asked:
         answers = _ask(proposal.questions[0])
         task, target = answers.get("--task", task), answers.get("--target", target)
-        proposal = propose(summary, task, target, split_by=split_by, weights=weights)
+        decimal = answers.get("--decimal", decimal)
+        proposal = propose(
+            summary, task, target, split_by=split_by, decimal=decimal, weights=weights
+        )
     if proposal.panel is not None and is_asked and split_by is None and not yes:
         split_by = _ask(proposal.panel)["--split-by"]
-        proposal = propose(summary, task, target, split_by=split_by, weights=weights)
+        proposal = propose(
+            summary, task, target, split_by=split_by, decimal=decimal, weights=weights
+        )
     if not proposal.questions:
         say(proposal.text())
         if is_asked and not yes:

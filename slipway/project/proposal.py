@@ -39,6 +39,7 @@ _WIDTH = 100  # width of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
 _MIN_CLASS_ROWS = 3  # with fewer, a class is missing from a split
 _DATES = "data.date_format"
+DECIMALS = {"comma": ",", "point": "."}  # answers to the question on the decimal mark
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,22 @@ def propose(
     target: str | None = None,
     *,
     split_by: str | None = None,
+    decimal: str | None = None,
     weights: Weights | None = None,
     machine: recipe.Machine | None = None,
 ) -> ProjectProposal:
     """Return params for the data, or the question to answer first.
 
-    `split_by` answers the question `panel` of an earlier proposal; `weights` are used for
-    photographs only. Raises ParamsError for a task or target that does not suit the data, DataError
-    if there is nothing to predict.
+    `split_by` answers the question `panel` of an earlier proposal; `decimal` names the mark of
+    numbers that may mean two things; `weights` are used for photographs only. Raises ParamsError
+    for a task or target that does not suit the data, DataError if there is nothing to predict.
     """
     columns = [] if summary.table is None else sampled_columns(summary.table.columns.values())
-    notation = _notation(summary, columns)
+    notation = _notation(summary, columns, decimal)
     read = notation.reread(columns)
-    choice = choose(summary, read, task, target, split_by)
+    choice = notation.question_on(target, columns) or choose(summary, read, task, target, split_by)
+    if isinstance(choice, TaskChoice) and choice.target is not None:
+        choice = notation.question_on(choice.target.name, columns) or choice
     if isinstance(choice, TaskChoice) and _DATES not in kind_of(choice.task).input.keys:
         # Only tasks of tables have the key; others read ISO 8601 only.
         read, notation = columns, _Notation()
@@ -136,6 +140,16 @@ class _Notation:
         """The marks of numbers, or the usual ones if it is not sure that others are right."""
         return self.numbers.choices[0] if len(self.numbers.choices) == 1 else POINT
 
+    def question_on(self, target: str | None, columns: Sequence[SampledColumn]) -> Question | None:
+        """Return a question if the numbers of the target may mean two things."""
+        own = [column.raw for column in columns if column.name == target]
+        found = marks_of(own)
+        if len(self.numbers.choices) < 2 or len(found.choices) < 2:
+            return None
+        text = f"What is the decimal mark of {target!r}? It has numbers such as {found.shown}."
+        names = {mark: name for name, mark in DECIMALS.items()}
+        return Question("--decimal", text, tuple(names[one.decimal] for one in found.choices))
+
     def reread(self, columns: Sequence[SampledColumn]) -> list[SampledColumn]:
         """Return the columns as `clean` reads them if params.yaml has this notation."""
         if not self.words and not self.formats and self.marks == POINT:
@@ -152,10 +166,17 @@ class _Notation:
         )
 
 
-def _notation(summary: DataSummary, columns: Sequence[SampledColumn]) -> _Notation:
+def _notation(
+    summary: DataSummary, columns: Sequence[SampledColumn], decimal: str | None
+) -> _Notation:
     if summary.form != "table" or summary.table is None:
         return _Notation()
-    notation = _Notation(marks_of(column.raw for column in columns))
+    numbers = marks_of(column.raw for column in columns)
+    if decimal is not None:
+        mark = DECIMALS[decimal]
+        chosen = [marks for marks in numbers.choices if marks.decimal == mark]
+        numbers = numbers._replace(choices=chosen or [NumberMarks(mark)])
+    notation = _Notation(numbers)
     data = data_params(summary.path, columns={}, missing_values=[], date_format=None)
     read = notation.reread(columns)
     table = replace(summary.table, columns={column.name: column.raw for column in read})
@@ -437,6 +458,13 @@ class _Draft:
                 self.set("data.decimal", marks.decimal, f"the mark of numbers such as {shown}")
             if marks.thousands is not None:
                 self.set("data.thousands", marks.thousands, f"separates thousands, as in {shown}")
+        choices = self.notation.numbers.choices
+        if choices[1:] and choices[0] == POINT:
+            others = self.notation.numbers._replace(choices=choices[1:])
+            self.warnings.append(
+                f"numbers such as {shown}, are read with a decimal point. If they have thousands, "
+                f"set {others.settings}"
+            )
         target = [] if self.choice.target is None else [self.choice.target]
         self.warnings += findings.units([*self.inputs(), *target])
 

@@ -180,13 +180,41 @@ def test_numbers_that_may_mean_two_things_are_not_read_until_the_params_say_whic
     data = two_columns(tmp_path, cells)
     proposal = proposal_of(Path(data.path))
     assert "decimal" not in proposal.reasons
-    (warning,) = (text for text in proposal.warnings if "not read" in text)
+    (warning,) = (text for text in proposal.warnings if "will not read" in text)
     assert "'1,100', which may be 1.1 or 1100" in warning
     for decimal, thousands, value in ((",", None, 1.1), (".", ",", 1100)):
         assert f"data.decimal to '{decimal}'" in warning
         marks = {"decimal": decimal, "thousands": thousands}
         found = cleaned(data.model_copy(update=marks), rules=QUIET)
         assert min(found.cells["a"].to_pylist()) == value
+
+
+@pytest.mark.parametrize(
+    ("thousands", "candidates"), [(",", ("comma", "point")), (".", ("point", "comma"))]
+)
+def test_init_asks_for_the_decimal_mark_of_a_target_that_may_mean_two_things(
+    tmp_path: Path, thousands: str, candidates: tuple[str, ...]
+) -> None:
+    values = [f"{row * row + 10:,}".replace(",", thousands) for row in range(80)]
+    rows = [f"{row / 7:.0f};{value}" for row, value in enumerate(values)]
+    (tmp_path / "t.csv").write_text("\n".join(["a;target", *rows, ""]))
+    (question,) = proposal_of(tmp_path / "t.csv").questions
+    assert (question.option, question.candidates) == ("--decimal", candidates)
+    assert "which may be" in question.text
+    as_thousands = "point" if thousands == "," else "comma"
+    for decimal in candidates:
+        summary = inspect(tmp_path / "t.csv")
+        proposal = propose(summary, target="target", decimal=decimal, machine=LAPTOP)
+        found = cleaned(section(proposal), rules=QUIET).cleaned.rows["target"].to_pylist()
+        assert (max(found) == 6251) if decimal == as_thousands else (max(found) < 1000)
+
+
+def test_init_warns_of_points_that_look_like_marks_of_thousands(tmp_path: Path) -> None:
+    cells = [f"{row * row + 10:,} €".replace(",", ".") for row in range(80)]
+    proposal = proposal_of(Path(two_columns(tmp_path, cells).path))
+    (warning,) = (text for text in proposal.warnings if "decimal point" in text)
+    assert "'1.034 €', which may be 1.034 or 1034" in warning
+    assert "set data.decimal to ',' and data.thousands to '.'" in warning
 
 
 def test_a_cell_with_other_marks_than_its_column_is_refused_and_not_read_as_another_number(

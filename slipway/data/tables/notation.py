@@ -38,6 +38,7 @@ _KNOWN_MARKS = (
 )
 _MOST_CELLS = 20_000  # distinct cells of a column that are tried with each of them
 _LEAST_NUMBERS = 0.5  # fraction of a column's cells; with fewer numbers it says nothing on marks
+_LEAST_THOUSANDS = 3  # distinct cells such as 1.234
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -136,28 +137,51 @@ def find_marks(
     totals, readings, example = np.zeros(len(known)), [], ""
     for text, counts in columns:
         tried = np.unique(np.linspace(0, len(text) - 1, min(_MOST_CELLS, len(text))).astype(int))
-        bare, counts = _without_units(text.take(pa.array(tried))), counts[tried]
-        read = [_floats(_with_point(bare, marks).cast(pa.float64())) for marks in known]
-        scores = np.array([counts[~np.isnan(values)].sum() for values in read])
+        cells, counts = text.take(pa.array(tried)), counts[tried]
+        bare = _without_units(cells)
+        values = np.array([_floats(_with_point(bare, one).cast(pa.float64())) for one in known])
+        scores = (counts * ~np.isnan(values)).sum(axis=1)
         if not scores.max() or scores.max() < _LEAST_NUMBERS * counts.sum():
             continue
         totals += scores / counts.sum()
-        readings.append(read)
-        odd = np.isnan(read[0]) & ~np.isnan(read[int(scores.argmax())])
+        readings.append((cells, values))
+        odd = np.isnan(values[0]) & ~np.isnan(values[scores.argmax()])
         if odd.any():
-            example = example or text[int(tried[int(np.argmax(odd))])].as_py()
+            example = example or cells[int(np.argmax(odd))].as_py()
     if not readings:
         return NO_NUMBERS
     best = np.flatnonzero(totals > totals.max() - 1e-9).tolist()
     choices = best[:1]
-    for place in best[1:] * (best[0] != 0):
-        if not any(_read_alike(readings, place, chosen) for chosen in choices):
+    for place in best[1:]:
+        differs = all(
+            any(_differ(values[[place, one]]).any() for _, values in readings) for one in choices
+        )
+        if differs and (best[0] != 0 or _may_be_thousands(readings, place)):
             choices.append(place)
+    if best[0] == 0 and choices[1:]:
+        odd_cells = (cells.filter(pa.array(_differ(values[choices]))) for cells, values in readings)
+        example = next(found[0].as_py() for found in odd_cells if len(found))
     return FoundMarks([known[place] for place in choices], example)
 
 
-def _read_alike(readings: Sequence[Sequence[NDArray[np.float64]]], one: int, other: int) -> bool:
-    return all(np.array_equal(read[one], read[other], equal_nan=True) for read in readings)
+def _differ(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    """Return a mask (U,) of the cells that two notations (2, U) read as different numbers."""
+    one, other = values
+    return np.asarray(~((one == other) | (np.isnan(one) & np.isnan(other))), np.bool_)
+
+
+def _may_be_thousands(readings: Sequence[tuple[pa.Array, NDArray[np.float64]]], place: int) -> bool:
+    """Return True if the marks at `place` would find thousands where the present ones see a point.
+
+    All numbers from 1000 on then have the mark, as in 987, 1.234 and 12.500, and all others lack
+    it. Numbers with three digits after the point look so only by chance.
+    """
+    columns = [values[[0, place]] for _, values in readings]
+    found = [(values[0][~_differ(values)], _differ(values).sum()) for values in columns]
+    return all(
+        not num or (num >= _LEAST_THOUSANDS and len(small) and np.nanmax(np.abs(small)) < 1000)
+        for small, num in found
+    )
 
 
 def plain_numbers(text: pa.Array) -> NDArray[np.float64]:

@@ -106,3 +106,23 @@ def test_missing_values_and_date_formats_do_not_change_row_ids(tmp_path: Path) -
         cleaned(data).cleaned.rows["id"].to_pylist()
     )
     assert found.cells["rate"].null_count == 2
+
+
+@pytest.mark.parametrize(
+    ("cells", "may_be_thousands"),
+    [
+        (["987", "1.234", "12.500", "3.000"], True),
+        (["987 €", "1.234 €", "12.500 €", "3.000 €"], True),
+        (["987", "1.234", "12.500", "3.000", "0.5"], False),
+        (["1987", "1.234", "12.500", "3.000"], False),
+        (["1.234", "12.500", "3.000", "0.125"], False),
+        (["987", "1.234"], False),
+    ],
+)
+def test_points_that_may_separate_thousands_are_doubted(
+    cells: list[str], may_be_thousands: bool
+) -> None:
+    found = find_marks([(pa.array(cells), np.ones(len(cells), int))])
+    assert [tuple(marks) for marks in found.choices] == [(".", None)] + [
+        (",", "."),
+    ] * may_be_thousands
