@@ -31,6 +31,7 @@ from slipway.data.splits.split import (
     check_split,
     short_classes,
 )
+from slipway.data.store.targets import target_scale
 from slipway.data.tables.clean_files import in_order_of, read_cells, write_raw_rows
 from slipway.data.tables.packing import fit_columns
 from slipway.kinds.inputs import COLUMNS
@@ -171,17 +172,22 @@ def _run(params: Params, *, is_whole: bool) -> _Outcome:
     except DataError as error:
         short = () if split is None else tuple(short_classes(split))
         return _Outcome(1, error, cleaned, report, short)
-    if kind.input is COLUMNS:
-        result.write(Path())
-        return _fitted(params, split, _Outcome(len(_STAGES), None, cleaned, report))
-    return _Outcome(len(_STAGES), None, cleaned, report)
+    result.write(Path())
+    return _fitted(params, split, _Outcome(len(_STAGES), None, cleaned, report))
 
 
 def _fitted(params: Params, split: Split, outcome: _Outcome) -> _Outcome:
-    """Fit the columns to the training rows, as `precompute` does."""
+    """Fit the target and the columns to the training rows, as `precompute` does."""
+    is_training, kind = pc.equal(split.rows["split"], "train"), kind_of(params.data.task)
+    try:
+        if not kind.target.has_classes:
+            target_scale(split.rows["target"].filter(is_training).to_numpy())
+    except DataError as error:
+        return _Outcome(2, error, outcome.cleaned, outcome.report)
+    if kind.input is not COLUMNS:
+        return outcome
     stored, columns = read_cells(Path())
     cells = in_order_of(split.rows, stored, "cells")
-    is_training = pc.equal(split.rows["split"], "train")
     try:
         fit_columns(cells, is_training.to_numpy(), columns.inputs, params.precompute)
     except DataError as error:

@@ -42,6 +42,12 @@ def test_init_refuses_classes_that_are_as_many_as_the_rows(tmp_path: Path) -> No
     assert "'y' has 40 different values in 40 rows" in found
 
 
+def test_init_refuses_numbers_of_which_too_few_can_be_learned(tmp_path: Path) -> None:
+    found = refusal(tmp_path, "x,y", ["1,2.5", "2,3.5", "5,4.5"])
+    assert "`precompute` would refuse this table" in found
+    assert "targets of the training split are" in found
+
+
 def test_init_reads_years_that_count_the_rows_if_no_other_input_is_left(tmp_path: Path) -> None:
     rows = [f"{1855 + row},{row * row % 17}.5" for row in range(45)]
     proposal = proposed(tmp_path, "Year,y", rows)
@@ -77,19 +83,20 @@ def test_init_splits_at_random_if_a_split_by_time_lacks_a_class(tmp_path: Path) 
     assert "leave a split" in proposal.reasons["data.time_column"]
 
 
-def test_init_splits_without_groups_that_are_too_few_for_three_splits(tmp_path: Path) -> None:
-    groups = [0] * 90 + list(range(1, 9))
-    rows = [f"{group},{place * 37 % 101},{place % 2}" for place, group in enumerate(groups)]
+def test_init_splits_without_groups_that_hold_all_rows_of_a_class(tmp_path: Path) -> None:
+    groups = [0] * 30 + [*range(1, 9)] * 6
+    rows = [f"{group},{n * 37 % 101},{'ab'[group == 0]}" for n, group in enumerate(groups)]
     proposal = proposed(tmp_path, "patient_id,x,y", rows)
     assert proposal.params["data"]["group_column"] is None
     assert "too few or too large" in proposal.reasons["data.group_column"]
 
 
 def test_init_ignores_a_column_that_no_training_row_has_a_value_of(tmp_path: Path) -> None:
-    rows = [f"{row * 37 % 101},{'7.5' if row == 99 else ''},{row * 7 % 13}" for row in range(100)]
-    accepted = proposed(tmp_path, "x,rare,y", [*rows[:99], rows[99], "3,8.5,4"])
-    entry = accepted.params["data"]["columns"].get("rare", {"kind": "number"})
-    assert entry["kind"] in ("number", "ignore")
+    days = [f"2024-{1 + row // 28:02}-{1 + row % 28:02}" for row in range(84)]
+    rows = [f"{day},{n * 37 % 84},{n if n > 75 else ''},{n % 13}" for n, day in enumerate(days)]
+    proposal = proposed(tmp_path, "day,x,new,y", rows)
+    assert proposal.params["data"]["columns"]["new"]["kind"] == "ignore"
+    assert "'new': no value in the rows" in proposal.reasons["data.columns"]
 
 
 def test_init_says_in_one_line_what_clean_will_refuse_flag_and_ignore(tmp_path: Path) -> None:
