@@ -33,8 +33,8 @@ def predict(
 ) -> None:
     """Answer every image of a folder, or every row of a table.
 
-    SOURCE is an image, a folder of images, a .csv, .parquet or .jsonl file, or a folder of Parquet
-    shards. DESTINATION is a .csv, .parquet or .jsonl file with all rows in order; a bad row has
+    SOURCE is an image, a folder of images, a .csv, .parquet, .jsonl or .xlsx file, or a folder of
+    shards. DESTINATION is one of these files with all rows in order; a bad row has
     its error in place of an answer. After an interrupt, the same command continues.
     """
     from slipway.inference.files import predict_files

@@ -35,6 +35,7 @@ from slipway.project.task_choice import Question
     type=click.Choice([*DECIMALS]),
     help="The decimal mark, if numbers such as 1,234 may mean two things.",
 )
+@click.option("--sheet", metavar="NAME", help="The sheet of a workbook; by default the first.")
 @click.option("--yes", is_flag=True, help="Write the project without asking about proposals.")
 def init(
     folder: Path,
@@ -43,6 +44,7 @@ def init(
     target: str | None,
     split_by: str | None,
     decimal: str | None,
+    sheet: str | None,
     yes: bool,
 ) -> None:
     """Look at the data, propose every setting with its reason, and write a project.
@@ -54,7 +56,7 @@ def init(
     require_new_project(folder)
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
     say(f"looking at {data} ...")
-    summary = inspect(data)
+    summary = inspect(data, sheet)
     weights = None if summary.images is None else find_weights(folder)
     proposal = propose(summary, task, target, split_by=split_by, decimal=decimal, weights=weights)
     while proposal.questions and is_asked:

@@ -120,6 +120,8 @@ class DataParams(ParamsSection):
     encoding: Annotated[str, Field(examples=["utf-8"])] = "utf-8"
     # Of the names in an archive that does not declare UTF-8, such as cp932; null: UTF-8 or cp437.
     archive_encoding: str | None = None
+    # Of a workbook: the name of the sheet that holds the table; null: the first one.
+    sheet: str | None = None
     task: Task
     # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image
     # tasks that read a table.
@@ -140,7 +142,7 @@ class DataParams(ParamsSection):
     split_column: str | None = None
     # Or a file that names the split of each row: .csv, .jsonl or .parquet.
     split_file: str | None = None
-    # Folders and Parquet shards named after splits. auto: they are the given split; pool: Slipway
+    # Folders and shards named after splits. auto: they are the given split; pool: Slipway
     # splits all rows; classes: the folders are classes.
     split_folders: Literal["auto", "pool", "classes"] = "auto"
     label_map: dict[str, str] = {}  # spelling variants of a class: {found: meant}

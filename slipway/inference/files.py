@@ -137,7 +137,10 @@ def _open_source(model: CertifiedModel, path: Path, encoding: str | None) -> Fil
     data = model.bundle.manifest.lineage.params.get("data", {})
     words = (word.strip().lower() for word in data.get("missing_values", ()))
     written = TextFormat(
-        encoding or data.get("encoding", "utf-8"), tuple(words), data.get("date_format")
+        encoding or data.get("encoding", "utf-8"),
+        tuple(words),
+        data.get("date_format"),
+        sheet=data.get("sheet"),
     )
     make: Callable[[InputContract, Path, TextFormat], FileSource]
     make = input_kind(contract.kind).load_part("source")

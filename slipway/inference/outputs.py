@@ -1,4 +1,4 @@
-"""Writes predictions to CSV, Parquet or JSON lines, by the ending of the file's name.
+"""Writes predictions to CSV, Parquet, JSON lines or a workbook, by the ending of the file's name.
 
 The file has a row for each row of the source, in the same order: the source's cells, then the
 answer, or the reason why there is none. A file is written in parts; the joined content depends only
@@ -8,7 +8,10 @@ on the rows, not on interruptions.
 import csv
 import io
 import json
+import math
+import re
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -18,10 +21,14 @@ import pyarrow.parquet as pq
 
 from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.uncertainty import Decision
+from slipway.data.sources.formats.excel import ENDING, MOST_ROWS, required_openpyxl
+from slipway.data.sources.raw_tables import EXACT_INTEGERS
 from slipway.inference.sources import JSON_ROW, RowFault
 from slipway.system.errors import DataError
 
 Answer = Mapping[str, Any] | None
+_MOST_CHARACTERS = 32_767  # of a cell of Excel, which cuts a longer text itself
+_TIMES = rb"<dcterms:(created|modified)[^>]*>[^<]*</dcterms:(created|modified)>"
 
 
 class AnswerFile(Protocol):
@@ -200,6 +207,52 @@ class CsvAnswers(JsonLines):
         super().join(parts, file)
 
 
+class ExcelAnswers(ParquetAnswers):
+    """A workbook: the columns of `ParquetAnswers` in one sheet; a prediction set is a JSON list.
+
+    The parts are Parquet. Equal rows give equal bytes, so the file has no time of writing.
+    """
+
+    def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
+        openpyxl = required_openpyxl()
+        book = openpyxl.Workbook(write_only=True)
+        sheet = book.create_sheet("predictions")
+        sheet.append(self.schema.names)
+        num_rows = 1
+        for part in parts:
+            table = pq.read_table(part, schema=self.schema)
+            num_rows += table.num_rows
+            if num_rows > MOST_ROWS:
+                raise DataError(
+                    f"a sheet of Excel holds {MOST_ROWS:,} rows, which the answers exceed. Write "
+                    "them to a .csv, .parquet or .jsonl file."
+                )
+            for cells in zip(*(column.to_pylist() for column in table.columns), strict=True):
+                sheet.append([_excel_cell(cell, sheet, openpyxl) for cell in cells])
+        written = io.BytesIO()
+        book.save(written)
+        with zipfile.ZipFile(written) as source, zipfile.ZipFile(file, "w") as target:
+            for name in source.namelist():
+                content = re.sub(_TIMES, b"", source.read(name))
+                info = zipfile.ZipInfo(name)  # of 1980
+                target.writestr(info, content, zipfile.ZIP_DEFLATED)
+
+
+def _excel_cell(cell: Any, sheet: Any, openpyxl: Any) -> Any:
+    """Return a cell for a sheet; text stays text, also if it begins like a formula."""
+    if cell is None or isinstance(cell, bool):
+        return cell
+    if isinstance(cell, int | float) and math.isfinite(cell) and abs(cell) <= EXACT_INTEGERS:
+        return cell
+    if isinstance(cell, float) and math.isnan(cell):
+        return None
+    text = _text(cell)
+    plain = openpyxl.cell.cell.ILLEGAL_CHARACTERS_RE.sub("\N{REPLACEMENT CHARACTER}", str(text))
+    found = openpyxl.cell.WriteOnlyCell(sheet, plain[:_MOST_CHARACTERS])
+    found.data_type = "s"
+    return found
+
+
 def _cost_fields(decision: Decision | None) -> dict[str, pa.DataType]:
     """Return the names and types of the columns that a decision by costs adds."""
     if decision is None or not decision.costs:
@@ -231,4 +284,5 @@ _FORMATS: Mapping[str, _AnswerFormat] = {
     ".pq": ParquetAnswers,
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
+    ENDING: ExcelAnswers,
 }

@@ -1,4 +1,4 @@
-"""Reads the inputs of file prediction: images, texts, or a table in CSV, Parquet or JSON lines.
+"""Reads the inputs of file prediction: images, texts, or the rows of a table file or workbook.
 
 A source is read from start to end in pieces, so that memory does not grow with the number of rows.
 Every row is in exactly one piece; a row that cannot be read is there with its fault.
@@ -7,6 +7,7 @@ Every row is in exactly one piece; a row that cannot be read is there with its f
 import hashlib
 import json
 import os
+import tempfile
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,8 +23,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from slipway.data.sources.archives import ArchiveLimits, shown_as, unpack
+from slipway.data.sources.formats import excel
 from slipway.data.sources.formats.csv_files import CsvForm, csv_header, open_rows
-from slipway.data.sources.formats.json_lines import NOT_AN_OBJECT, cells_of, is_jsonl, json_record
+from slipway.data.sources.formats.json_lines import (
+    NOT_AN_OBJECT,
+    cells_of,
+    is_jsonl,
+    json_record,
+    read_json_lines,
+)
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TABLES
 from slipway.data.sources.raw_tables import cells_as, shard_schema
 from slipway.data.sources.samples import visible_entries
@@ -51,6 +60,8 @@ JSON_ROW = "row"  # the column with the text of a JSON line
 # blocks ahead.
 _BLOCK_BYTES = 1 << 22
 _BOM_BYTES = 3
+_ROW_FILES = (*TABLES, excel.ENDING)
+_MOST_MEMBERS, _MOST_RATIO = 1_000_000, 200  # of a workbook, as clean.max_archive_* by default
 _FILES = pa.schema([("file", pa.string())])
 Batch = tuple[Sequence[int], NDArray[Any]]  # positions in the piece, and their inputs
 
@@ -184,10 +195,10 @@ class RowFile(ABC, Generic[RowContract]):
     def __init__(self, contract: RowContract, path: Path, written: TextFormat) -> None:
         names = self.names_of(contract)
         paths = table_files(path)
-        if not paths or (not path.is_dir() and path.suffix.lower() not in TABLES):
+        if not paths or (not path.is_dir() and path.suffix.lower() not in _ROW_FILES):
             raise DataError(
-                f"{str(path)!r} is not a table, expected {TABLE_ENDINGS}, or a folder of .parquet "
-                "or .csv files."
+                f"{str(path)!r} is not a table, expected {TABLE_ENDINGS}, an .xlsx, or a folder of "
+                ".parquet or .csv files."
             )
         if not paths[0].is_file():
             raise DataError(f"{str(path)!r} does not exist, expected {TABLE_ENDINGS}.")
@@ -200,6 +211,10 @@ class RowFile(ABC, Generic[RowContract]):
         if is_jsonl(path):
             self.schema = pa.schema([(JSON_ROW, pa.string())])
             self._tables = partial(_json_rows, path, names, written.marks)
+        elif path.suffix.lower() == excel.ENDING:
+            table = _read_workbook(path, written)
+            self.schema, self.num_rows = table.schema, table.num_rows
+            self._tables = partial(_table_rows, table)
         elif is_csv(paths[0]):
             csv_files = [_CsvFile(part, written.encoding) for part in paths]
             self.schema = csv_files[0].schema
@@ -337,7 +352,7 @@ class TextFiles:
 
 def text_source(contract: TextContract, path: Path, written: TextFormat) -> FileSource:
     """Return the source of a table's texts, or of a folder's files. Raises DataError for none."""
-    if path.suffix.lower() in TABLES or _is_folder_of_shards(path) or not path.exists():
+    if path.suffix.lower() in _ROW_FILES or _is_folder_of_shards(path) or not path.exists():
         return TextFile(contract, path, written)
     return TextFiles(contract, path, written)
 
@@ -358,6 +373,25 @@ class _Rows(NamedTuple):
     carried: pa.Table
     cells: pa.Table  # of the model's columns
     malformed: Mapping[int, str]  # what was found in place of a row, by position
+
+
+def _read_workbook(path: Path, written: TextFormat) -> pa.Table:
+    """Read the sheet of the training data, or the first, with the same rules as for training."""
+    limits = ArchiveLimits(_MOST_MEMBERS, _MOST_RATIO)
+    sheet = written.sheet if written.sheet in excel.sheet_names(path) else None
+    with tempfile.TemporaryDirectory() as folder, shown_as({Path(folder): path.parent}):
+        content = unpack(path, Path(folder), limits, sheet=sheet)
+        table, _, _ = read_json_lines(content / excel.SHEET, None, written)
+    empty = [column.name for column in table.schema if pa.types.is_null(column.type)]
+    kinds = [
+        (name, pa.string() if name in empty else table[name].type) for name in table.schema.names
+    ]
+    return table.cast(pa.schema(kinds))
+
+
+def _table_rows(table: pa.Table, size: int) -> Iterator[_Rows]:
+    for part in _in_pieces(iter([table]), table.schema, size):
+        yield _Rows(part, part, {})
 
 
 def _parquet_rows(

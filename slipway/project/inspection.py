@@ -5,6 +5,7 @@ what it sampled. It reads files with the same code as the stages. Of an archive 
 files of each folder, and counts the files of all folders; only the stages unpack and check all.
 """
 
+import contextlib
 import tempfile
 import time
 from collections import Counter
@@ -34,6 +35,7 @@ from slipway.data.sources.archives import (
     shown_as,
 )
 from slipway.data.sources.formats import excel
+from slipway.data.sources.formats.json_lines import json_columns
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TablePart, is_table_file
 from slipway.data.sources.raw_tables import RawColumn, RawTable, column_names
 from slipway.data.sources.samples import is_skipped, visible_entries
@@ -62,7 +64,6 @@ from slipway.system.errors import DataError
 _USUAL_FRACTION = 0.9  # fraction of the cells of a column that are image names
 _MOST_NAMED = 5
 _MOST_GROUPS = 20  # of a Parquet file
-_SHEET = "sheet.jsonl"
 _START_BYTES = 1 << 16  # of a CSV, for its encoding
 _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
 _MOST_MEMBERS, _MOST_RATIO = 1_000_000, 200
@@ -72,8 +73,11 @@ _MOST_BYTES = 1 << 28
 _MOST_TABLE_BYTES = 1 << 27
 
 
-def inspect(path: Path) -> DataSummary:
-    """Inspect the data at `path` and describe it. Raises DataError if the data suits no task."""
+def inspect(path: Path, sheet: str | None = None) -> DataSummary:
+    """Inspect the data at `path` and describe it. Raises DataError if the data suits no task.
+
+    `sheet` is that of a workbook: by default the first, or the only other one if that is no table.
+    """
     if not path.exists():
         raise DataError(
             f"{str(path)!r} does not exist (looked in {Path.cwd()}). Name a folder with one "
@@ -83,9 +87,9 @@ def inspect(path: Path) -> DataSummary:
         return _inspect(path, lambda _, listed: listed)
     with (
         tempfile.TemporaryDirectory(prefix="slipway-") as folder,
-        shown_as({Path(folder): path, Path(folder, _SHEET): path}),
+        shown_as({Path(folder): path, Path(folder, excel.SHEET): path}),
     ):
-        found = _sample_archive(path, Path(folder))
+        found = _sample_archive(path, Path(folder), sheet)
 
         def counted(inside: Path, _: int) -> int:
             place = PurePosixPath(inside.relative_to(found.root))
@@ -97,7 +101,8 @@ def inspect(path: Path) -> DataSummary:
 
         summary = _inspect(found.root, counted)
     is_exact = summary.is_exact and found.is_whole
-    return replace(summary, path=path, is_exact=is_exact, notes=(*found.notes, *summary.notes))
+    notes = (*found.notes, *summary.notes)
+    return replace(summary, path=path, is_exact=is_exact, notes=notes, sheet=found.sheet)
 
 
 def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
@@ -292,13 +297,13 @@ class ArchiveSample(NamedTuple):
     num_files: Counter[str]  # files by the folder's path relative to `root`; "." for the top
     notes: tuple[str, ...] = ()
     is_whole: bool = True  # every file of the archive was counted
+    sheet: str | None = None  # of a workbook, unless it is the first
 
 
-def _sample_archive(path: Path, folder: Path) -> ArchiveSample:
+def _sample_archive(path: Path, folder: Path, sheet: str | None) -> ArchiveSample:
     """Unpack a sample into the empty `folder`; DataError if the archive is damaged or unsafe."""
     if path.suffix.lower() == excel.ENDING:
-        excel.write_sheet(path, folder / _SHEET, _MOST_RATIO * path.stat().st_size)
-        return ArchiveSample(folder, Counter({".": 1}))
+        return _read_workbook(path, folder, sheet)
     num_files, notes, is_whole = _unpack_some(path, folder)
     entries = visible_entries(folder)
     # The stages do the same.
@@ -312,6 +317,30 @@ def _sample_archive(path: Path, folder: Path) -> ArchiveSample:
         }
     )
     return ArchiveSample(root, below, notes, is_whole)
+
+
+def _read_workbook(path: Path, folder: Path, sheet: str | None) -> ArchiveSample:
+    """Read a sheet: `sheet`, the first, or the only other one that is a table if that is none."""
+
+    def read(name: str | None) -> ArchiveSample:
+        most_bytes = _MOST_RATIO * path.stat().st_size
+        notes = excel.write_sheet(path, folder / excel.SHEET, most_bytes, name)
+        return ArchiveSample(folder, Counter({".": 1}), tuple(notes), sheet=name)
+
+    try:
+        return read(sheet)
+    except excel.NoTableError as error:
+        tables = []
+        for name in error.others:
+            with contextlib.suppress(DataError):
+                read(name)
+                if len(json_columns(folder / excel.SHEET)) > 1:  # an input and a target
+                    tables.append(name)
+        if len(tables) != 1:
+            raise
+        found = read(tables[0])
+        note = f"the first sheet, {error.first!r}, is no table, so {tables[0]!r} is read"
+        return found._replace(notes=(note, *found.notes))
 
 
 def _unpack_some(path: Path, folder: Path) -> tuple[Counter[str], tuple[str, ...], bool]:

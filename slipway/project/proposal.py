@@ -256,12 +256,7 @@ class _Draft:
         summary, choice, roles = self.summary, self.choice, self.choice.roles
         self.set("data.path", str(summary.path), self.sampled())
         self.set("data.task", choice.task, choice.task_reason)
-        if summary.sources:
-            self.set("data.sources", list(summary.sources), "tables of equal columns")
-        if summary.encoding != "utf-8":
-            self.set("data.encoding", summary.encoding, "the text is not UTF-8; check its letters")
-        if summary.image_column:
-            self.set("data.image_column", summary.image_column, "holds or names the images")
+        self._form()
         if choice.target is not None:
             of_labels = [column.name for column in choice.label_columns]
             self.set("data.target_column", of_labels or choice.target.name, choice.target_reason)
@@ -284,6 +279,18 @@ class _Draft:
             self.warnings += findings.missing_targets(target)
         if self.kind.target.has_classes:
             self._classes()
+
+    def _form(self) -> None:
+        """Name the files, the sheet and the columns that hold the data."""
+        summary = self.summary
+        if summary.sources:
+            self.set("data.sources", list(summary.sources), "tables of equal columns")
+        if summary.sheet is not None:
+            self.set("data.sheet", summary.sheet, "the sheet of the workbook that holds the table")
+        if summary.encoding != "utf-8":
+            self.set("data.encoding", summary.encoding, "the text is not UTF-8; check its letters")
+        if summary.image_column:
+            self.set("data.image_column", summary.image_column, "holds or names the images")
 
     def _group_reason(self) -> str:
         if (panel := self.choice.roles.panel) is not None:

@@ -8,6 +8,7 @@ with texts, they read the sample, which says nothing about the split.
 
 import contextlib
 import copy
+import io
 import itertools
 import math
 import tempfile
@@ -22,7 +23,7 @@ import pyarrow.compute as pc
 from slipway.config.params import Params, parse_params
 from slipway.data.rules.report import CleanReport, CleanResult, RuleCount
 from slipway.data.rules.result import Cleaned, check_usable
-from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.sources.archives import ArchiveLimits, archives_of, shown_as, unpacked
 from slipway.data.sources.sources import with_given_split
 from slipway.data.splits.split import (
     Split,
@@ -154,11 +155,14 @@ def _run(params: Params, *, is_whole: bool) -> _Outcome:
     data, kind = params.data, kind_of(params.data.task)
     cleaned: Cleaned | None = None
     try:
-        data, _ = with_given_split(unpacked(data, ArchiveLimits.of(params.clean)))
-        result: CleanResult = kind.input.load_part("clean")(data, params.clean)
-        cleaned = result.cleaned
-        check_usable(cleaned, params.clean, data.task)
-        report = result.report()
+        with contextlib.redirect_stdout(io.StringIO()):  # `inspect` has the remarks on archives
+            data = unpacked(data, ArchiveLimits.of(params.clean))
+        with shown_as(archives_of(params.data)):
+            data, _ = with_given_split(data)
+            result: CleanResult = kind.input.load_part("clean")(data, params.clean)
+            cleaned = result.cleaned
+            check_usable(cleaned, params.clean, data.task)
+            report = result.report()
     except DataError as error:
         return _Outcome(0, error, cleaned)
     if not is_whole:

@@ -39,6 +39,7 @@ class DataSummary:
     images: ImageSample | None = None
     sources: tuple[str, ...] = ()  # tables of equal columns in the folder `path`
     encoding: str = "utf-8"
+    sheet: str | None = None  # of a workbook, unless it is the first
     notes: tuple[str, ...] = ()  # what was sampled, and what was found odd
 
     @property

@@ -5,9 +5,12 @@ import random
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,7 +21,13 @@ from slipway.inference.parts import PartsFolder
 from slipway.inference.predictions import ClassPrediction
 from slipway.predictor.model import CertifiedModel
 from slipway.system.errors import DataError, LockedError
-from tests.inference.test_sources import frame, write_csv, write_jsonl, write_parquet
+from tests.inference.test_sources import (
+    frame,
+    write_csv,
+    write_jsonl,
+    write_parquet,
+    write_xlsx,
+)
 from tests.sentences import sentences
 from tests.serving.bundles import LABELS, certify, log_of_mean, picture, write_bundle
 
@@ -246,6 +255,61 @@ def test_second_run_into_the_same_destination_is_refused(
         finally:
             other.kill()
     assert predict_files(table_model, source, out, piece_rows=10).resumed_rows == 10
+
+
+def read_xlsx(path: Path) -> list[dict[str, Any]]:
+    names, *rows = openpyxl.load_workbook(path).active.values
+    return [dict(zip(names, row, strict=True)) for row in rows]
+
+
+def test_a_workbook_is_predicted_into_a_workbook_as_a_parquet_into_a_parquet(
+    table_model: LoadedModel, tmp_path: Path
+) -> None:
+    table = frame(30)
+    source = write_xlsx(tmp_path / "in.xlsx", table)
+    done = predict_files(table_model, source, tmp_path / "out.xlsx", piece_rows=20)
+    assert done.rows == done.answered == 30
+    rows = read_xlsx(tmp_path / "out.xlsx")
+    predict_files(
+        table_model, write_parquet(tmp_path / "in.parquet", table), tmp_path / "o.parquet"
+    )
+    expected = pq.read_table(tmp_path / "o.parquet").to_pylist()
+    for row, other in zip(rows, expected, strict=True):
+        assert [*row] == [*other]
+        assert row["prediction"] == other["prediction"]
+        assert row["ood_score"] == pytest.approx(other["ood_score"], abs=1e-6)
+        assert row["is_ood"] is other["is_ood"]
+        assert json.loads(row["prediction_set"]) == other["prediction_set"]
+        assert {name: row[name] for name in table.column_names} == pytest.approx(
+            {name: other[name] for name in table.column_names}
+        )
+
+
+def test_a_workbook_of_answers_depends_on_the_rows_only_and_keeps_text_as_text(
+    table_model: LoadedModel, tmp_path: Path
+) -> None:
+    notes = ["=1+1", "-3", "\x01", "0017"]
+    table = frame(4).append_column("note", [notes]).append_column("far", [[2**60] * 4])
+    source = write_parquet(tmp_path / "in.parquet", table)
+    for name, piece_rows in (("a", 2), ("b", 2)):
+        predict_files(table_model, source, tmp_path / f"{name}.xlsx", piece_rows=piece_rows)
+        time.sleep(2.1)  # a zip counts the time in steps of two seconds
+    assert (tmp_path / "a.xlsx").read_bytes() == (tmp_path / "b.xlsx").read_bytes()
+    rows = read_xlsx(tmp_path / "a.xlsx")
+    assert [row["note"] for row in rows] == ["=1+1", "-3", "\ufffd", "0017"]
+    assert [row["far"] for row in rows] == [str(2**60)] * 4
+    cell = openpyxl.load_workbook(tmp_path / "a.xlsx").active.cell(2, 1 + [*rows[0]].index("note"))
+    assert cell.data_type == "s"
+
+
+def test_more_answers_than_a_sheet_holds_are_refused_and_their_parts_stay(
+    table_model: LoadedModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("slipway.inference.outputs.MOST_ROWS", 10)
+    source = write_csv(tmp_path / "in.csv", frame(10))
+    with pytest.raises(DataError, match=r"a sheet of Excel holds 10 rows.* \.parquet"):
+        predict_files(table_model, source, tmp_path / "out.xlsx")
+    assert not (tmp_path / "out.xlsx").exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import openpyxl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -62,6 +63,15 @@ def write_shards(path: Path, table: pa.Table) -> Path:
     return path
 
 
+def write_xlsx(path: Path, table: pa.Table) -> Path:
+    book = openpyxl.Workbook()
+    book.active.append(table.column_names)
+    for row in table.to_pylist():
+        book.active.append([*row.values()])
+    book.save(path)
+    return path
+
+
 def write_csv_shards(path: Path, table: pa.Table) -> Path:
     path = path.with_suffix("")
     path.mkdir()
@@ -78,6 +88,7 @@ def write_csv_shards(path: Path, table: pa.Table) -> Path:
         (write_jsonl, "t.jsonl"),
         (write_shards, "t.parquet"),
         (write_csv_shards, "t.csv"),
+        (write_xlsx, "t.xlsx"),
     ],
 )
 def test_each_format_of_a_table_gives_the_same_inputs_in_pieces(
@@ -94,6 +105,32 @@ def test_each_format_of_a_table_gives_the_same_inputs_in_pieces(
     assert (np.concatenate(inputs) == reference[0]).all()
     rest = list(source.pieces(40, 20, 8))
     assert [piece.carried.to_pylist() for piece in rest] == [pieces[2].carried.to_pylist()]
+
+
+def test_a_workbook_is_read_at_the_sheet_of_the_training_data_or_else_at_its_first(
+    tmp_path: Path,
+) -> None:
+    path = write_xlsx(tmp_path / "t.xlsx", frame(3))
+    book = openpyxl.load_workbook(path)
+    rows = [*book.active.values]
+    other = book.create_sheet("Data")
+    for row in rows[:2]:
+        other.append(row)
+    book.save(path)
+    for sheet, num_rows in (("Data", 1), ("Elsewhere", 3), (None, 3)):
+        source = TableFile(COLUMNS, path, TextFormat(sheet=sheet))
+        assert source.num_rows == num_rows
+
+
+def test_a_workbook_without_a_column_of_the_model_is_refused_by_its_own_name(
+    tmp_path: Path,
+) -> None:
+    path = write_xlsx(tmp_path / "t.xlsx", pa.table({"other": [1]}))
+    with pytest.raises(DataError, match="has no column"):
+        TableFile(COLUMNS, path, UTF8)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(DataError, match=r"t\.xlsx"):
+        TableFile(COLUMNS, path, UTF8)
 
 
 def test_malformed_rows_of_a_csv_keep_their_place(tmp_path: Path) -> None:
@@ -189,7 +226,7 @@ def test_lines_that_are_not_json_objects_are_bad_rows(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("t.xlsx", b"x", "is not a table, expected a .csv, .parquet or .jsonl file"),
+        ("t.docx", b"x", "is not a table, expected a .csv, .parquet or .jsonl file"),
         ("t.csv", b"", "is empty, expected a header and rows"),
         ("t.csv", b'age,colour\n1,"red\n', "an unclosed quotation mark"),
         ("t.csv", b"age,Colour\n1,red\n", r"no column 'income', 'colour' \(there is 'Colour'\)"),

@@ -162,7 +162,7 @@ def _zip_members(path: Path, max_members: int, encoding: str | None) -> Iterator
 def _read_name(name: str, raw: bytes, encoding: str | None) -> tuple[str, bytes | None, str | None]:
     """Return a name, its bytes if they are of no known encoding, and the reason to refuse it.
 
-    `name` is returned if its bytes cannot be read. Without an `encoding` it may be UTF-8 that is
+    `name` is returned if its bytes cannot be read. Without an `encoding` they may be UTF-8 that is
     not declared, as macOS writes it.
     """
     try:
@@ -222,7 +222,12 @@ def _tar_members(path: Path, max_bytes: int, encoding: str | None) -> Iterator[M
         stream = file if is_plain else _decompressed(path, file)
         reader = _Forward(stream, path, None if is_plain else max_bytes)
         # TarFile needs only read, seek and tell.
-        archive = tarfile.TarFile(fileobj=reader, mode="r", errorlevel=2, encoding="utf-8")  # type: ignore[arg-type]
+        archive = tarfile.TarFile(
+            fileobj=reader,  # type: ignore[arg-type]
+            mode="r",
+            errorlevel=2,
+            encoding="utf-8",
+        )
         while (info := archive.next()) is not None:
             archive.members.clear()  # type: ignore[attr-defined]  # keeps every header
 

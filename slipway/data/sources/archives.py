@@ -4,7 +4,7 @@ Names and types of all members are checked first. An archive is refused as a who
 would be written outside the folder, is a link, or has a name that systems read differently. The
 error names all such members, and nothing is written. An archive inside an archive is an ordinary
 file, but an archive of nothing else is refused. An Excel workbook, which is a zip, is unpacked to
-the table in its first sheet.
+the table in one sheet.
 """
 
 import errno
@@ -40,6 +40,7 @@ ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".
 FOLDER = Path(".work/archives")
 _MAX_SHOWN = 20
 _MAX_INNER = 3
+_SHEET_DIGITS = 12
 _MOST_NAME_BYTES = 255  # longest part of a path on every common file system
 _MOST_PATH_BYTES = 1024
 
@@ -83,7 +84,7 @@ def content_of(path: Path, data: DataParams) -> Path:
     """Return the folder with the content of an unpacked archive; return other paths unchanged."""
     if not is_archive(path):
         return path
-    target = _target(path, FOLDER, data.archive_encoding)
+    target = _target(path, FOLDER, data.archive_encoding, data.sheet)
     return _top(target) if _is_complete(target) else path
 
 
@@ -115,16 +116,23 @@ def _unpack_for(data: DataParams, path: Path, limits: ArchiveLimits) -> Path:
             f"data.path {str(path)!r} is an Excel workbook, which is read for the tasks of tables. "
             "Save it as .csv in the folder of its images."
         )
-    return unpack(path, FOLDER, limits, data.archive_encoding)
+    return unpack(path, FOLDER, limits, data.archive_encoding, data.sheet)
 
 
-def unpack(path: Path, folder: Path, limits: ArchiveLimits, encoding: str | None = None) -> Path:
+def unpack(
+    path: Path,
+    folder: Path,
+    limits: ArchiveLimits,
+    encoding: str | None = None,
+    sheet: str | None = None,
+) -> Path:
     """Unpack an archive below `folder`, unless that has been done before.
 
     `encoding` is that of names that are not declared to be UTF-8; without it, a hint is printed if
-    they are not. Returns the folder of its content, without a single enclosing folder.
+    they are not. `sheet` is that of a workbook, by default the first. Returns the folder of its
+    content, without a single enclosing folder.
     """
-    target = _target(path, folder, encoding)
+    target = _target(path, folder, encoding, sheet)
     if not _is_complete(target):
         listing = folder / "refused.txt"
         _check_disk_space(path, folder, _check_members(path, limits, encoding, listing))
@@ -134,16 +142,18 @@ def unpack(path: Path, folder: Path, limits: ArchiveLimits, encoding: str | None
             content.mkdir()
             if target.suffix == excel.ENDING:
                 max_bytes = limits.max_ratio * path.stat().st_size
-                excel.write_sheet(path, content / "sheet.jsonl", max_bytes)
+                for remark in excel.write_sheet(path, content / excel.SHEET, max_bytes, sheet):
+                    print(remark)
             else:
                 _fill(path, content, limits, encoding, listing)
             files.write_json(partial / "archive.json", _measure(content))
     return _top(target)
 
 
-def _target(path: Path, folder: Path, encoding: str | None) -> Path:
+def _target(path: Path, folder: Path, encoding: str | None, sheet: str | None) -> Path:
     if path.suffix.lower() == excel.ENDING:
-        return folder / (_digest(path) + excel.ENDING)
+        chosen = "" if sheet is None else f"-{files.sha256_bytes(sheet.encode())[:_SHEET_DIGITS]}"
+        return folder / (_digest(path) + chosen + excel.ENDING)
     return folder / (_digest(path) + (f"-{encoding}" if encoding else ""))
 
 

@@ -47,6 +47,7 @@ class TextFormat(NamedTuple):
     # Lists in these columns are read as the text of JSON lists; None: in every column.
     list_columns: frozenset[str] | None = frozenset()
     marks: NumberMarks = POINT
+    sheet: str | None = None  # of a workbook, if it has it; else the first
 
     @classmethod
     def of(cls, data: DataParams) -> Self:

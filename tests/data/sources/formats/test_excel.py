@@ -9,6 +9,8 @@ import pytest
 
 from slipway.data.sources.archives import ArchiveLimits, unpacked
 from slipway.data.tables.source import read_table_of
+from slipway.project.inspection import inspect
+from slipway.project.proposal import propose
 from slipway.system.errors import DataError
 from tests.data.raw_files import data_params
 
@@ -32,8 +34,8 @@ def workbook(path: Path, rows: list[list[Any]], *more_sheets: str) -> Path:
     return path
 
 
-def columns(path: Path, limits: ArchiveLimits = LIMITS) -> dict[str, list[Any]]:
-    raw = read_table_of(unpacked(data_params(path), limits))
+def columns(path: Path, limits: ArchiveLimits = LIMITS, **changes: Any) -> dict[str, list[Any]]:
+    raw = read_table_of(unpacked(data_params(path, **changes), limits))
     return {
         name: [column.values[code].as_py() if code >= 0 else None for code in column.codes.tolist()]
         for name, column in raw.columns.items()
@@ -58,7 +60,100 @@ def test_the_first_sheet_of_a_workbook_is_the_table(
         "mixed": ["1", "x"],
         "is_new": [True, False],
     }
-    assert "reads the first of 2 sheets, 'Sheet'" in capsys.readouterr().out
+    assert capsys.readouterr().out == (
+        "t.xlsx: reads the first of 2 sheets, 'Sheet'; data.sheet chooses another: 'notes'\n"
+    )
+
+
+TABLE: list[list[Any]] = [["x", "target"], [1, "yes"], [2, "no"]]
+
+
+def sheets(path: Path, **rows: list[list[Any]]) -> Path:
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name, cells in rows.items():
+        sheet = book.create_sheet(name)
+        for row in cells:
+            sheet.append(row)
+    book.save(path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "notes",
+    [
+        [["Notes about this file"]],
+        [["Notes"], ["by the clinic"], ["of 2024"]],
+        [["A report"], ["x", "target"], [1, 2]],
+        [["x", "target"]],
+        [],
+    ],
+)
+def test_a_first_sheet_that_is_no_table_is_refused_with_the_names_of_the_others(
+    tmp_path: Path, notes: list[list[Any]]
+) -> None:
+    path = sheets(tmp_path / "t.xlsx", Readme=notes, Data=TABLE, Old=TABLE)
+    with pytest.raises(DataError) as raised:
+        columns(path)
+    assert "the first sheet, 'Readme', is no table" in str(raised.value)
+    assert "also has 'Data', 'Old': set data.sheet" in str(raised.value)
+    assert columns(path, sheet="Data") == {"x": [1.0, 2.0], "target": ["yes", "no"]}
+
+
+def test_a_sheet_that_is_not_in_the_workbook_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    path = sheets(tmp_path / "t.xlsx", A=TABLE, B=TABLE)
+    with pytest.raises(DataError, match=r"data\.sheet is 'C', but .* has the sheets 'A', 'B'"):
+        columns(path, sheet="C")
+
+
+def test_each_sheet_has_a_copy_of_its_own(tmp_path: Path) -> None:
+    path = sheets(tmp_path / "t.xlsx", A=TABLE, B=[["y", "z"], [3, 4]])
+    assert list(columns(path)) == ["x", "target"]
+    assert list(columns(path, sheet="B")) == ["y", "z"]
+    assert list(columns(path)) == ["x", "target"]
+
+
+def test_init_proposes_the_only_sheet_that_is_a_table(tmp_path: Path) -> None:
+    rows = [TABLE[0], *([7 * n % 31, ["yes", "no"][n * n % 3 % 2]] for n in range(90))]
+    path = sheets(tmp_path / "t.xlsx", Readme=[["Notes"]], Data=rows, Legend=[["a"], ["b"]])
+    summary = inspect(path)
+    assert summary.notes[0] == "the first sheet, 'Readme', is no table, so 'Data' is read"
+    proposal = propose(summary, "table_classification", "target")
+    assert proposal.params["data"]["sheet"] == "Data"
+    assert "data.sheet" in proposal.text()
+    several = sheets(tmp_path / "u.xlsx", Readme=[["Notes"]], Data=rows, Old=rows)
+    with pytest.raises(DataError, match=r"'Data', 'Old': set data\.sheet .* with --sheet Data"):
+        inspect(several)
+    assert inspect(several, "Old").sheet == "Old"
+
+
+def test_formulas_without_stored_values_are_counted_for_init_and_clean(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows: list[list[Any]] = [["x", "twice", "text"], *([n, f"=A{n}*2", "=no"] for n in range(2, 6))]
+    path = workbook(tmp_path / "t.xlsx", rows)
+    said = "column 'twice' has 4 formulas without stored values, which count as missing: open the"
+    assert [note for note in inspect(path).notes if note.startswith(said)]
+    assert columns(path)["twice"] == [None] * 4
+    assert capsys.readouterr().out.startswith(said)
+
+
+def test_a_formula_with_its_stored_value_is_that_value(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = workbook(tmp_path / "t.xlsx", [["x", "twice"], [1, "=A2*2"]])
+    with zipfile.ZipFile(path) as archive:
+        members = {name: archive.read(name) for name in archive.namelist()}
+    sheet = members["xl/worksheets/sheet1.xml"]
+    stored = sheet.replace(b"<f>A2*2</f><v></v>", b"<f>A2*2</f><v>2</v>")
+    stored = stored.replace(b"<f>A2*2</f><v/>", b"<f>A2*2</f><v>2</v>")
+    stored = stored.replace(b"<f>A2*2</f><v />", b"<f>A2*2</f><v>2</v>")
+    assert stored != sheet
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, stored if name == "xl/worksheets/sheet1.xml" else content)
+    assert columns(path) == {"x": [1], "twice": [2]}
+    assert capsys.readouterr().out == ""
 
 
 def test_an_empty_last_column_of_a_workbook_is_kept(tmp_path: Path) -> None:
