@@ -47,7 +47,7 @@ def proposed(path: Path, target: str = "life", split_by: str | None = None) -> P
 
 def split_columns(proposal: ProjectProposal) -> tuple[str | None, str | None]:
     data = proposal.params["data"]
-    return data["group_column"], data["time_column"]
+    return data.get("group_column"), data.get("time_column")
 
 
 def test_a_panel_of_many_countries_is_split_by_country_with_the_reason(tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_init_splits_at_random_if_a_split_by_time_lacks_a_class(tmp_path: Path) 
     labels = [*"ab" * 38, *["late"] * 8]
     rows = [f"{day},{n * 37 % 84},{labels[n]}" for n, day in enumerate(days)]
     proposal = proposed(tmp_path, "day,x,y", rows)
-    assert proposal.params["data"]["time_column"] is None
+    assert proposal.params["data"].get("time_column") is None
     assert "leave a split" in proposal.reasons["data.time_column"]
 
 
@@ -87,7 +87,7 @@ def test_init_splits_without_groups_that_hold_all_rows_of_a_class(tmp_path: Path
     groups = [0] * 30 + [*range(1, 9)] * 6
     rows = [f"{group},{n * 37 % 101},{'ab'[group == 0]}" for n, group in enumerate(groups)]
     proposal = proposed(tmp_path, "patient_id,x,y", rows)
-    assert proposal.params["data"]["group_column"] is None
+    assert proposal.params["data"].get("group_column") is None
     assert "too few or too large" in proposal.reasons["data.group_column"]
 
 
