@@ -508,6 +508,8 @@ class ExportParams(ParamsSection):
     ]
     quantization_samples: Positive = 512  # training rows that int8 ranges are measured on
     golden_rows: Annotated[int, Field(ge=0, le=4096)] = 64  # validation rows stored in the bundle
+    # Training rows of a table with which explanations compare, readable in the bundle. 0: none.
+    background_rows: Annotated[int, Field(ge=0, le=1024)] = 32
     goal: GoalParams = GoalParams()
 
     def problems(self) -> Iterator[str]:

@@ -41,6 +41,7 @@ from slipway.artifacts.uncertainty import Calibration
 from slipway.config.sections import ExportParams
 from slipway.data.engine.randomness import drawn_order
 from slipway.data.store.packed import PackedSplit
+from slipway.export.background import with_background
 from slipway.export.certification.lineage import package_versions
 from slipway.export.drift_reference import DriftRows, write_drift
 from slipway.export.graphs.graph import (
@@ -65,6 +66,7 @@ from slipway.export.precision.leaderboard import (
     metric_loss,
 )
 from slipway.export.precision.thresholds import own_coverage, own_thresholds
+from slipway.inputs.columns import ColumnContract
 from slipway.inputs.contract import InputContract, input_name
 from slipway.kinds.registry import Task, kind_of
 from slipway.metrics.scores import Resampling
@@ -175,10 +177,20 @@ def write_bundle(
     text = card(models, board.choice).encode() if card else None
     if text is not None:
         files.write_bytes(root / CARD, text)
+    contract = trained.input
+    if isinstance(contract, ColumnContract) and rows.train:
+        fp32 = (root / models["fp32"].file).read_bytes()
+        contract = with_background(
+            contract,
+            rows.train,
+            params.background_rows,
+            resampling.seed,
+            lambda inputs: onnx_answers(fp32, inputs, params.max_batch_size, "fp32").outputs,
+        )
     manifest = Bundle(
         format_version=FORMAT_VERSION,
         task=trained.task,
-        input=trained.input,
+        input=contract,
         input_name=input_name(trained.input),
         output=trained.output,
         output_name=trained.output.kind,

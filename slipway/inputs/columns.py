@@ -146,6 +146,9 @@ class ColumnContract(InputContract):
     columns: list[Column]
     # Other columns of the training table except the target: rows may have them, with any value.
     ignored: list[str] = Field(default_factory=list)  # absent from older bundles
+    # Rows of the training data as JSON, for explanations; the first is the most typical one. Empty
+    # before the export, with `export.background_rows: 0`, and in older bundles.
+    background: list[dict[str, Any]] = Field(default_factory=list)
     # The marks of numbers in text (`data.decimal`, `data.thousands`), which files and tables of
     # callers have as well. Absent from older bundles. JSON has numbers.
     decimal: str = "."
@@ -207,10 +210,13 @@ class ColumnContract(InputContract):
             "columns": [column.describe() for column in self.columns],
             "ignored": self.ignored,
             "example": self.example_row(),
+            "background_rows": len(self.background),
         }
 
     def example_row(self) -> dict[str, Any]:
-        """Return a valid row of typical values, as JSON."""
+        """Return a typical row of the training data, or else one of typical values, as JSON."""
+        if self.background:
+            return self.background[0]
         return {column.name: column.example() for column in self.columns}
 
     def example_rows(self, num_rows: int) -> NDArray[np.float32]:

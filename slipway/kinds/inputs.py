@@ -154,6 +154,7 @@ COLUMNS = InputKind(
         "clean.rules.duplicate_column",
         "precompute.max_categories",
         "precompute.num_quantiles",
+        "export.background_rows",
     ),
     parts={
         "contract": "slipway.inputs.columns:ColumnContract",

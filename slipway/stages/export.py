@@ -3,6 +3,7 @@
 from functools import partial
 from pathlib import Path
 
+from slipway.artifacts.bundle import load_bundle
 from slipway.artifacts.locations import (
     BUNDLE,
     CALIBRATION,
@@ -29,6 +30,7 @@ PAGE = Path("reports/leaderboard.html")
 
 def run(params: Params) -> None:
     """Export, check and measure every variant, choose those to serve, and write the bundle."""
+    from slipway.export.background import background_note
     from slipway.export.bundle_writer import ExportRows, Pruned, Trained, write_bundle
     from slipway.export.certification.lineage import trace_lineage
     from slipway.export.graphs.variants import quantization_samples
@@ -102,6 +104,8 @@ def run(params: Params) -> None:
     files.write_json(LEADERBOARD, board.model_dump(mode="json"))
     files.write_text(PAGE, leaderboard_page(board))
     print(leaderboard_text(board))
+    if note := background_note(load_bundle(BUNDLE).manifest.input):
+        print(note)
 
 
 if __name__ == "__main__":

@@ -140,9 +140,10 @@ def exported_contract(contract: InputContract) -> dict[str, Any]:
     """Return the contract as JSON.
 
     That of texts has the ranges of characters that this Python's Unicode does not know. Another
-    version of Unicode may compose them, which would change the text.
+    version of Unicode may compose them, which would change the text. Rows of the training data are
+    left out, because an exported model explains nothing.
     """
-    content = contract.model_dump(mode="json")
+    content = contract.model_dump(mode="json", exclude={"background"})
     if isinstance(contract, TextContract):
         content["unassigned"] = _unassigned()
     return content

@@ -170,27 +170,33 @@ async def explain_row(
 ) -> dict[str, Any]:
     """Explain a table row, as JSON fields: the effect of each column on the output.
 
-    For each column, they give the change of the output if only this column has its typical value,
-    and its Shapley value with the standard error. Shapley values are null if `most_rows` is too
-    small for them.
+    The row is compared with the background rows of the bundle, or without any with the typical row.
+    For each column, the fields give the mean change of the output if only this column takes the
+    values of these rows, and its Shapley value with the standard error. Shapley values are null if
+    `most_rows` is too small for them.
     """
-    typical, positions = typical_vector(contract), positions_of(contract)
-    distances = _distances(vector, typical, positions)
+    background, positions = background_vectors(contract), positions_of(contract)
+    distances = _distances(vector, background, positions)
     furthest = np.argsort(-distances, kind="stable")[: max(1, most_rows)]
     players = np.sort(furthest[distances[furthest] > 0])
     places = [positions[player] for player in players]
-    changes = np.zeros(0)
-    if len(players):
-        without_one = _blended(vector, typical, places, ~np.eye(len(players), dtype=bool))
-        changes = explained.own - await explained(without_one)
+    # A quarter for the changes of single columns, the rest for sampled Shapley values.
+    changed = background[: max(1, most_rows // 4 // max(1, len(players)))]
     # The seed is derived from the row, so equal rows always get equal explanations.
     seed = int.from_bytes(hashlib.sha256(vector.tobytes()).digest()[:8])
-    planned = shapley.plan(len(players), most_rows, seed)
-    contributions = None
-    if planned is not None:
-        values = await explained(_blended(vector, typical, places, planned.coalitions))
-        contributions = planned.contributions(values)
-    (typical_answer,) = await explained(typical[np.newaxis])
+    planned = shapley.plan(len(players), len(background), most_rows, seed)
+    used = background[: planned.num_rows] if planned else changed
+    no_column, one_less = np.zeros((1, len(players)), bool), ~np.eye(len(players), dtype=bool)
+    groups = [
+        [_blended(vector, row, places, no_column) for row in used],
+        [_blended(vector, row, places, one_less) for row in changed],
+    ]
+    if planned:
+        masks = zip(used, planned.coalitions, strict=True)
+        groups.append([_blended(vector, row, places, mask) for row, mask in masks])
+    usual, without_one, *worths = await _answers(explained, groups)
+    changes = explained.own - without_one.mean(axis=0)
+    found = planned.contributions(worths[0]) if planned else None
     described: list[dict[str, Any]] = [
         {"name": column.name, "change": 0.0, "contribution": 0.0, "standard_error": 0.0}
         for column in contract.columns
@@ -198,12 +204,13 @@ async def explain_row(
     for number, player in enumerate(players):
         described[player] |= {
             "change": float(changes[number]),
-            "contribution": contributions and float(contributions.values[number]),
-            "standard_error": contributions and float(contributions.standard_errors[number]),
+            "contribution": found and float(found.values[number]),
+            "standard_error": found and float(found.standard_errors[number]),
         }
     return {
         "kind": "columns",
-        "usual_answer": float(typical_answer),
+        "usual_answer": float(usual.mean()),
+        "background_rows": len(used) if contract.background else 0,
         "method": planned.method if planned else "changes_only",
         "orders": planned.num_orders if planned else None,
         "columns": described,
@@ -211,38 +218,54 @@ async def explain_row(
     }
 
 
-def typical_vector(contract: ColumnContract) -> NDArray[np.float32]:
-    """Return the encoded row of typical values, (width,) float32.
+def background_vectors(contract: ColumnContract) -> NDArray[np.float32]:
+    """Return the encoded rows that a row is compared with, (rows, width) float32.
 
-    They are the median of each number or date, the more frequent boolean, and the most frequent
-    category. `GET /model` shows the same row as an example.
+    They are the bundle's rows of the training data; without any, the one typical row that
+    `GET /model` shows as an example: the median of each number or date, the more frequent boolean,
+    and the most frequent category.
     """
-    row = read_row(contract.example_row(), contract)
-    vector: NDArray[np.float32] = encode_rows([row], contract)[0]
-    return vector
+    rows = contract.background or [contract.example_row()]
+    return encode_rows([read_row(row, contract) for row in rows], contract)
+
+
+async def _answers(
+    explained: ExplainedOutput, groups: Sequence[Sequence[NDArray[np.float32]]]
+) -> list[NDArray[np.float64]]:
+    """Return the explained output for each group of copies, (background rows, copies).
+
+    Equal copies, which are many where a row has the values of the background, run once.
+    """
+    flat = np.concatenate([copies for group in groups for copies in group])
+    distinct, places = np.unique(flat, axis=0, return_inverse=True)
+    values = (await explained(distinct))[places.reshape(-1)]
+    ends = np.cumsum([len(group) * len(group[0]) for group in groups])
+    parts = zip(groups, np.split(values, ends[:-1]), strict=True)
+    return [part.reshape(len(group), -1) for group, part in parts]
 
 
 def _distances(
-    vector: NDArray[np.float32], typical: NDArray[np.float32], positions: Sequence[Sequence[int]]
-) -> NDArray[np.float32]:
-    """Return the distance of each column from its typical value in encoded units, (columns,)."""
-    return np.array(
-        [np.abs(vector[places] - typical[places]).max() for places in positions], dtype=np.float32
-    )
+    vector: NDArray[np.float32],
+    background: NDArray[np.float32],
+    positions: Sequence[Sequence[int]],
+) -> NDArray[np.float64]:
+    """Return the mean distance of each column from the background in encoded units, (columns,)."""
+    distances = np.abs(vector - background.astype(np.float64))
+    return np.array([distances[:, places].max(axis=1).mean() for places in positions])
 
 
 def _blended(
     vector: NDArray[np.float32],
-    typical: NDArray[np.float32],
+    other: NDArray[np.float32],
     positions: Sequence[Sequence[int]],
     given: NDArray[np.bool_],
 ) -> NDArray[np.float32]:
-    """Return copies of `vector`, (rows, width), with some columns replaced by typical ones.
+    """Return copies of `vector`, (rows, width), with some columns replaced by those of `other`.
 
     `given` (rows, columns) is True for each column of `positions` that stays. Columns that
     `positions` lacks stay as well.
     """
     rows = np.repeat(vector[np.newaxis], len(given), axis=0)
     for number, places in enumerate(positions):
-        rows[np.ix_(~given[:, number], np.array(places))] = typical[places]
+        rows[np.ix_(~given[:, number], np.array(places))] = other[places]
     return rows

@@ -1,4 +1,4 @@
-// Answers, item by item: text and bars, an explanation, and feedback on whether it is right.
+// Answers, item by item: text and bars, an explanation, feedback.
 
 import { bodyOf, call } from "./api.js";
 import { coverageDoubts } from "./card.js";
@@ -370,7 +370,8 @@ export function answerList(container, announce, facts) {
         "p",
         { class: "soft small" },
         t(isValue ? "explain.row_value" : "explain.row_label", {
-          label: explanation.of,
+          ...explanation,
+          whose: t(explanation.background_rows ? "explain.rows" : "explain.usual", explanation),
           usual: show(explanation.usual_answer),
           own: show(explanation.answer),
         }),
@@ -518,7 +519,7 @@ export function answerList(container, announce, facts) {
   return { ask, render: () => render(), count: () => entries.length };
 }
 
-/** An error in the user's language if it is translated, with the service's own message. */
+/** An error in the user's language if it is translated, with the service's message. */
 export function problem(refused) {
   const words = known(`error.${refused.code}`, "");
   return words && refused.message
@@ -526,7 +527,7 @@ export function problem(refused) {
     : words || refused.message || String(refused);
 }
 
-/** The reason for a missing explanation, in the user's language. */
+/** The reason for a missing explanation. */
 function whyUnexplained({ code }) {
   return (
     known(`explain.error.${code}`, "") ||
@@ -544,7 +545,7 @@ function spoken(answer) {
   return answer.abstain ? `${said}. ${t("answer.abstain")}` : said;
 }
 
-/** Retries while the service explains another request. */
+/** Retries while busy. */
 async function patiently(attempt) {
   for (let tries = 1; ; tries++) {
     try {

@@ -8,12 +8,13 @@ import pytest
 
 from slipway.export.targets.browser.export import read_runtime, write_browser
 from slipway.export.targets.edge.export import EDGE, OPENVINO, write_script
-from slipway.export.targets.exported import ExportSource
+from slipway.export.targets.exported import ExportSource, exported_contract
 from slipway.export.targets.layouts import write_layout
 from slipway.export.targets.triton.export import ServerExport, write_server
 from slipway.system.errors import BundleError
 from tests.export.targets.browser.runtimes import write_stand_in
 from tests.export.targets.sources import planted_operator
+from tests.serving.bundles import COLUMNS, ROW
 
 WRITERS: dict[str, Callable[[Path, ExportSource], Any]] = {
     "browser": lambda out, source: write_browser(
@@ -34,3 +35,9 @@ def test_export_of_an_unknown_operator_is_refused_by_its_name(target: str, tmp_p
     with pytest.raises(BundleError, match=r"ONNX Runtime cannot load the fp32 graph .*Unknown"):
         WRITERS[target](tmp_path / "out", source)
     assert not (tmp_path / "out").exists()
+
+
+def test_exported_contracts_hold_no_rows_of_the_training_data() -> None:
+    contract = COLUMNS.model_copy(update={"background": [ROW]})
+    assert "background" in contract.model_dump()
+    assert "background" not in exported_contract(contract)

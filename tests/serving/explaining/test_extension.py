@@ -17,7 +17,7 @@ from PIL import Image
 
 from slipway.inputs.columns import encode_rows, positions_of, read_row
 from slipway.inputs.images import array_from_bytes
-from slipway.predictor.explaining.explanation import typical_vector
+from slipway.predictor.explaining.explanation import background_vectors
 from slipway.predictor.explaining.occlusion import covered, side_for
 from slipway.predictor.explaining.pictures import overlay
 from slipway.serving.explaining.extension import BATCH_SECONDS
@@ -172,6 +172,38 @@ def test_contributions_of_columns_to_a_sum_equal_its_terms(
     run(make_settings(), work)
 
 
+def test_contributions_are_relative_to_the_mean_answer_to_rows_of_the_training_data(
+    certified: Path, make_settings: MakeSettings
+) -> None:
+    others = [
+        ROW | {"age": 20 + number, "colour": ("red", "green")[number % 2], "income": None}
+        for number in range(8)
+    ]
+    contract = COLUMNS.model_copy(update={"background": others})
+    certify(
+        certified / "certificate.json",
+        write_bundle(certified / "bundle", row_sum(), input=contract),
+    )
+    given = encode_rows([read_row(ROW, COLUMNS)], COLUMNS)[0]
+    mean = encode_rows([read_row(row, COLUMNS) for row in others], COLUMNS).mean(axis=0)
+    terms = [float((given - mean)[places].sum()) for places in positions_of(COLUMNS)]
+
+    async def work(client: httpx.AsyncClient, worker: ModelWorker) -> None:
+        described = (await client.get("/model")).json()["input"]
+        assert (described["example"], described["background_rows"]) == (others[0], 8)
+        explanation = (await client.post("/explain", json=ROW)).json()["explanation"]
+        assert (explanation["background_rows"], explanation["method"]) == (8, "exact")
+        for name in ("change", "contribution"):
+            found = {column["name"]: column[name] for column in explanation["columns"]}
+            assert np.allclose(list(found.values()), terms, atol=1e-4)
+            assert found["colour"]  # half of the rows have another one
+            assert not found["city"]  # all rows have this one
+        difference = explanation["answer"] - explanation["usual_answer"]
+        assert difference == pytest.approx(sum(terms), abs=1e-4)
+
+    run(make_settings(), work)
+
+
 def test_contributions_of_columns_to_a_label_add_up_including_a_missing_value(
     certified_table: Path, make_settings: MakeSettings
 ) -> None:
@@ -184,7 +216,7 @@ def test_contributions_of_columns_to_a_label_add_up_including_a_missing_value(
             column["name"]: column["contribution"] for column in explanation["columns"]
         }
         label = LABELS.index(answer["label"])
-        usual = float(row_probabilities(typical_vector(COLUMNS)[np.newaxis])[0, label])
+        usual = float(row_probabilities(background_vectors(COLUMNS))[0, label])
         assert explanation["usual_answer"] == pytest.approx(usual, abs=1e-6)
         assert sum(contributions.values()) == pytest.approx(explanation["answer"] - usual, abs=1e-6)
         assert contributions["income"] != 0  # only its indicator is not as usual
@@ -204,7 +236,7 @@ def test_columns_with_typical_values_contribute_nothing_and_need_no_model_rows(
             for column in explanation["columns"]
             if column["change"] or column["contribution"]
         ] == ["member"]
-        assert explanation["rows"] == 4  # without it, with it, and twice the usual row
+        assert explanation["rows"] == 2  # without it and with it
         usual = (await client.post("/explain", json=USUAL)).json()["explanation"]
         assert not any(column["change"] for column in usual["columns"])
         assert usual["answer"] == usual["usual_answer"]
@@ -508,7 +540,7 @@ def test_overlay_distinguishes_regions_for_against_and_neutral(channels: int) ->
 
 def test_the_typical_row_is_the_example_row_of_the_model() -> None:
     assert np.array_equal(
-        typical_vector(COLUMNS), encode_rows([read_row(USUAL, COLUMNS)], COLUMNS)[0]
+        background_vectors(COLUMNS), encode_rows([read_row(USUAL, COLUMNS)], COLUMNS)
     )
 
 

@@ -313,6 +313,7 @@ def test_a_canary_advances_step_by_step_and_becomes_the_stable_model(
                 worker.model is not None and worker.model.version == load_bundle(new_bundle).version
             ),
         )
+        assert metric(worker, "slipway_candidate_fraction") == 0  # no sooner and no later
         await callers.end()
         assert last_event(worker)[0] == "promoted"
         assert (set(callers.statuses), callers.wrong) == ({200}, 0)

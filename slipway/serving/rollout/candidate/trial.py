@@ -120,17 +120,20 @@ class Trial:
                 self.live, self.evidence, candidate.salt, self._seen_ids
             )
             canary.fraction, canary.slow_s = candidate.fraction, candidate.slow_s
-            self._canary = self._worker.router = canary
-            self._metrics.candidate_fraction.set(candidate.fraction)
+            self._set_canary(canary)
 
     def stop_routing(self) -> None:
         """Send the candidate no more requests."""
-        self._canary = self._worker.router = None
+        self._set_canary(None)
+
+    def _set_canary(self, canary: Canary | None) -> None:
+        """Route by `canary`; the gauge of its fraction never differs from what is routed."""
+        self._canary = self._worker.router = canary
+        self._metrics.candidate_fraction.set(canary.fraction if canary else 0)
 
     async def close(self) -> None:
         """Send the candidate no more requests, wait for those in flight, and free it."""
         self.stop_routing()
-        self._metrics.candidate_fraction.set(0)
         if self.shadow:
             self._worker.observers.remove(self.shadow)
             await asyncio.to_thread(self.shadow.close)
