@@ -279,8 +279,8 @@ class CleanParams(ParamsSection):
     # Equal rows of a table with different outcomes are what a probability describes.
     DEFAULTS: ClassVar[ByChoice] = {"columns": {"rules": {"conflicting_label": "flag"}}}
 
-    # The stage fails if refused rows are a larger fraction of the rows read. Duplicates do not
-    # count.
+    # The stage fails if refused rows are a larger fraction of the rows with a target. Duplicates do
+    # not count.
     max_bad_fraction: Fraction = 0.05
     num_workers: NotNegativeInt = 0  # decoding processes; 0: one per core
     min_side_px: Positive = 4  # a shorter side breaks too_small

@@ -42,7 +42,8 @@ class RuleFindings:
 
     def refuse_table(self, facts: pa.Table) -> None:
         """Refuse the samples of `facts` (schema FACTS), each under the rule in its row."""
-        self._refused.append(_table(facts["source"], facts["rule"], facts["detail"], "error"))
+        severities = pa.array([rules.severity(rule) for rule in facts["rule"].to_pylist()])
+        self._refused.append(_table(facts["source"], facts["rule"], facts["detail"], severities))
         self.num_refused += facts.num_rows
 
     def flag(self, sources: pa.ChunkedArray, rule: str, details: pa.Array | str) -> None:
@@ -98,7 +99,7 @@ def _flags(facts: pa.RecordBatch) -> pa.Table:
 
 
 def _table(
-    sources: pa.Array, rule: pa.Array | str, details: pa.Array | str, severity: str
+    sources: pa.Array, rule: pa.Array | str, details: pa.Array | str, severity: pa.Array | str
 ) -> pa.Table:
     """Return a table with schema QUARANTINE; a single text is repeated for every source."""
     columns = [

@@ -237,6 +237,15 @@ def test_duplicates_do_not_count_towards_the_maximum_fraction_of_bad_rows() -> N
     check_usable(clean(*copies, sample("1", picture(1), "cat")), CLEAN, "image_classification")
 
 
+def test_images_without_a_label_are_set_aside_and_are_not_bad() -> None:
+    no_label = Fault("missing_label", "the target column is empty, expected a class")
+    unlabelled = [RawSample(f"no{n}", b"", None, None, None, no_label) for n in range(9)]
+    labelled = [sample(str(seed), picture(seed), "cat" if seed else "dog") for seed in range(3)]
+    cleaned = clean(*unlabelled, *labelled, sample("bad", b"", "cat"))
+    assert (cleaned.rows.num_rows, cleaned.num_bad, cleaned.num_unlabelled) == (3, 1, 9)
+    check_usable(cleaned, CLEAN, "image_classification")
+
+
 @pytest.mark.parametrize(
     ("samples", "task", "words"),
     [
