@@ -145,17 +145,21 @@ class DataParams(ParamsSection):
     # Folders and shards named after splits. auto: they are the given split; pool: Slipway
     # splits all rows; classes: the folders are classes.
     split_folders: Literal["auto", "pool", "classes"] = "auto"
-    label_map: dict[str, str] = {}  # spelling variants of a class: {found: meant}
-    # The allowed classes. The rule `unknown_label` handles any other label. null: all found.
+    # Spelling variants of a class: {found: meant}. {NA: NA} keeps a class that counts as missing.
+    label_map: dict[str, str] = {}
+    # The allowed classes; a name such as 0x1F is text as it is written. The rule `unknown_label`
+    # handles any other label. null: all found.
     classes: list[str] | None = None
-    columns: Columns = {}  # table tasks: corrections of the inferred column types
+    # Table tasks: corrections of the inferred column types; `map` joins spellings of a category.
+    columns: Columns = {}
     # Table tasks: cells that count as missing, besides the usual words.
     missing_values: list[str] = []
     # Table tasks: how dates are written other than in ISO 8601, such as "%d/%m/%Y".
     date_format: str | None = None
-    # Table tasks: the marks of numbers in text, as in 1.234,56; JSON and Parquet have numbers.
+    # Table tasks: the decimal mark of numbers in text, as in 1.234,56. JSON has numbers.
     decimal: Literal[".", ","] = "."
-    # null: none, except commas in a column whose other cells prove the decimal point.
+    # The mark between thousands; a space is also one that does not break a line. null: none,
+    # except commas in a column whose other cells prove the decimal point.
     thousands: Literal[",", ".", "'", " "] | None = None
     checksums: str | None = None  # file of lines "SHA-256  path", as sha256sum writes them
     engine: Literal["local", "ray"] = "local"  # runs clean and precompute

@@ -25,6 +25,7 @@ from slipway.inputs.columns import (
     ColumnContract,
     encode,
     encode_rows,
+    expected_number,
     read_cell,
     read_row,
 )
@@ -128,6 +129,11 @@ def _fault(typed: TypedColumn, column: Column, row: int) -> CellError:
     state, value = typed.cell_states[row], typed.cells[row]
     if state == BAD or (state != MISSING and _has_other_unit(typed, column)):
         value = typed.raw.values[int(typed.raw.codes[row])].as_py()
+        marks = typed.raw.written.marks
+        if column.unit or (column.kind == "number" and marks != POINT):
+            usual = f"{marks.number_text(float(column.example()))} {column.unit or ''}".strip()
+            detail = f"found {str(value)[:80]!r}, expected {expected_number(column)} as {usual!r}"
+            return CellError("type_violation", column.name, detail)
     elif column.kind == "boolean":
         value = bool(value)
     try:
