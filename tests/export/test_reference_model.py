@@ -298,6 +298,17 @@ def test_release_copies_a_certified_bundle_with_its_certificate_and_row_ids(
     assert "12 of 20" in knowledge
 
 
+def test_a_released_model_knows_every_row_that_equals_one_of_its_training_rows(
+    certified: PackedManifest,
+) -> None:
+    release()
+    learnt, new = packed_ids(0, 1), packed_ids(40, 1)
+    ids = [f"{row_id}-{number}" for row_id in (*learnt, *new) for number in (2, 3)]
+    known, _ = read_known_rows(load_bundle(RELEASED), ids, locations.PACKED)
+    assert known is not None
+    assert known.tolist() == [True, True, False, False]
+
+
 def test_two_releases_of_a_bundle_write_equal_folders(certified: PackedManifest) -> None:
     release()
     first = {path.name: path.read_bytes() for path in RELEASED.iterdir()}

@@ -22,6 +22,17 @@ def test_the_random_number_of_a_key_does_not_depend_on_the_other_keys() -> None:
     assert np.array_equal(uniform(7, 3, KEYS[5:6], "x"), everything[5:6])
 
 
+def test_equal_rows_draw_different_numbers_and_the_first_those_of_its_digest() -> None:
+    digest = IDS[0][:32]
+    ids = [digest, *(f"{digest}-{number}" for number in range(2, 1000))]
+    keys = id_keys(ids)
+    assert keys[0] == id_keys([IDS[0]])[0]
+    assert len(np.unique(keys)) == 999
+    assert np.isin(keys[1:], KEYS).sum() == 0
+    other = id_keys([*(f"{name[:32]}-2" for name in IDS[1:1001])])
+    assert abs(correlation(uniform(7, 0, keys, "x")[1:], uniform(7, 0, other, "x")[:998])) < 0.1
+
+
 def splitmix64(state: int) -> int:
     """Return SplitMix64's next output after `state`, computed with Python's integers."""
     state = (state + 0x9E3779B97F4A7C15) % 2**64

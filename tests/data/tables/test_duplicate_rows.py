@@ -13,6 +13,10 @@ from slipway.data.store.packed import open_split, read_manifest
 from slipway.data.tables.clean_files import TableColumns
 from slipway.data.tables.cleaning import CleanedTable
 from slipway.data.tables.packing import pack_table
+from slipway.data.tables.raw_columns import read_raw_columns
+from slipway.data.tables.source import read_json_rows
+from slipway.export.certification.raw_rows import RawRowPositions
+from slipway.system.errors import IntegrityError
 from tests.data.raw_files import cleaned, data_params, numbered_csv, refusals, said, write_csv
 from tests.data.tables.cleaned_tables import row
 from tests.project_params import PROJECT
@@ -138,6 +142,22 @@ def test_891_rows_of_which_many_are_equal_have_891_different_ids(tmp_path: Path)
     assert len(contents) < 100
     assert contents <= set(ids)  # the first of equal rows has the plain digest
     assert pc.count_distinct(rows["sha256"]).as_py() == len(contents)
+
+
+def test_later_stages_find_each_of_equal_rows_in_the_raw_table(tmp_path: Path) -> None:
+    data = passengers(passengers_csv(tmp_path / "t.csv"))
+    table = cleaned(data, rules=CONFLICTS)
+    ids, sources = (table.cleaned.rows[name].to_pylist() for name in ("id", "source"))
+    found = read_json_rows(data, table.types, set(sources))
+    positions = RawRowPositions(ids, sources)
+    taken = sorted(positions.take(source, digest) for source, digest, _ in found)
+    positions.check_all_taken()
+    assert taken == list(range(891))
+    (fares,) = read_raw_columns(data, ["fare"], ids, sources, tmp_path / "none.parquet")
+    assert fares.values.tolist() == [int(source) % 7 * 10 % 31 for source in sources]
+    Path(data.path).write_text(Path(data.path).read_text().replace(",female,", ",male,", 1))
+    with pytest.raises(IntegrityError, match="changed since it was cleaned: 1 rows"):
+        read_raw_columns(data, ["fare"], ids, sources, tmp_path / "none.parquet")
 
 
 def test_shuffled_rows_give_the_same_store(tmp_path: Path) -> None:
