@@ -45,6 +45,8 @@ _MOST_ROWS = 1_000_000  # of a table that is read as a whole: 34 s for 13 column
 _MOST_TEXTS = 50_000  # of a table of texts, whose comparison takes longer
 _MOST_BAD = 0.5  # fraction of bad rows; with more, the table is not what the user thinks
 _MOST_NAMED = 5
+_FEWEST_UNITS = 30  # with fewer sets of rows that stay together, val and test have 4 or less
+_CONTRARY = ("conflicting_label", "conflicting_target")
 _STAGES = ("clean", "split", "precompute")
 
 
@@ -74,6 +76,7 @@ class _Outcome:
     report: CleanReport | None = None
     short: tuple[str, ...] = ()  # classes that lack rows in a split
     empty: tuple[str, ...] = ()  # columns without a value in the training rows
+    num_units: int = 0  # sets of rows that stay in one split; 0 if no split was tried
 
     @property
     def progress(self) -> tuple[int, float]:
@@ -115,6 +118,9 @@ def settle(
                     f"`{_STAGES[outcome.passed]}` would refuse this table, so nothing is written: "
                     f"{refusal}\nOr name another column with --target."
                 )
+        for change in _repeats(outcome, parse_params(_changed(content, [*settled.values()]))):
+            if (better := tried([change])).refusal is None:
+                settled[change.key], outcome = change, better
     assert outcome.report is not None
     inputs = {column.name for column in columns if column.guess.kind != "ignore"}
     if "data.columns" in settled:
@@ -177,7 +183,8 @@ def _run(params: Params, *, is_whole: bool) -> _Outcome:
         short = () if split is None else tuple(short_classes(split))
         return _Outcome(1, error, cleaned, report, short)
     result.write(Path())
-    return _fitted(params, split, _Outcome(len(_STAGES), None, cleaned, report))
+    passed = _Outcome(len(_STAGES), None, cleaned, report, num_units=len(split.unit_sizes))
+    return _fitted(params, split, passed)
 
 
 def _fitted(params: Params, split: Split, outcome: _Outcome) -> _Outcome:
@@ -216,6 +223,29 @@ def _options(outcome: _Outcome, params: Params) -> Iterator[list[Change]]:
         yield from _left_out(outcome, params)
     elif outcome.empty:
         yield [_without(outcome.empty, params)]
+
+
+def _repeats(outcome: _Outcome, params: Params) -> Iterator[Change]:
+    """Yield a change for a table whose rows repeat a few inputs, with other answers each time.
+
+    Such inputs are the settings of an experiment, or coarse categories. If rows of equal inputs
+    stayed in one split, val and test would have a few inputs each, and training none of these.
+    """
+    assert outcome.report is not None
+    assert outcome.cleaned is not None
+    rules, num_rows = outcome.report.flagged, outcome.cleaned.rows.num_rows
+    contrary = [rules[rule].count for rule in _CONTRARY if rule in rules]
+    is_input_few = 0 < outcome.num_units < _FEWEST_UNITS and params.data.group_column is None
+    if (
+        params.clean.rules.near_duplicate == "flag"
+        and is_input_few
+        and 2 * sum(contrary) > num_rows
+    ):
+        reason = (
+            f"{outcome.num_units} different inputs repeat in {num_rows:,} rows, with different "
+            "answers; flag would keep the rows of each in one split"
+        )
+        yield Change("clean.rules.near_duplicate", None, reason)
 
 
 def _more_bad_rows(cleaned: Cleaned) -> Iterator[Change]:

@@ -1,11 +1,13 @@
 """Tables that `init` accepts are accepted by the stages; it says or answers what they refuse."""
 
+import copy
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from slipway.config.params import parse_params
 from slipway.project.inspection import inspect
 from slipway.project.proposal import ProjectProposal, propose
 from slipway.system.errors import DataError
@@ -104,6 +106,23 @@ def test_init_says_in_one_line_what_clean_will_refuse_flag_and_ignore(tmp_path: 
     (found,) = (text for text in proposed(tmp_path, "x,same,y", rows).warnings if "`clean`" in text)
     assert found.startswith("of 103 rows, `clean` will refuse 1 (malformed_row); keep and flag ")
     assert "(duplicate_row)" in found
+
+
+@pytest.mark.parametrize("doses", [3, 60])
+def test_init_splits_repeated_measurements_at_random_if_few_different_inputs_repeat(
+    tmp_path: Path, doses: int
+) -> None:
+    rows = [
+        f"{dose}.5,{supplement},{number * 37 % 101}.{dose}"
+        for dose in range(doses)
+        for supplement in ("VC", "OJ")
+        for number in range(10)
+    ]
+    proposal = proposed(tmp_path, "dose,supplement,y", rows)
+    found = parse_params(copy.deepcopy(dict(proposal.params))).clean.rules.near_duplicate
+    assert found == (None if doses == 3 else "flag")
+    if doses == 3:
+        assert "6 different inputs repeat" in proposal.reasons["clean.rules.near_duplicate"]
 
 
 def test_only_the_sample_of_a_very_large_table_is_asked_about(tmp_path: Path) -> None:
