@@ -31,6 +31,7 @@ from slipway.data.sources.formats.json_lines import (
     cells_of,
     is_jsonl,
     json_record,
+    json_texts,
     read_json_lines,
 )
 from slipway.data.sources.image_tables import TABLE_ENDINGS, TABLES
@@ -523,30 +524,23 @@ def _csv_rows(parts: Sequence[_CsvFile], size: int) -> Iterator[_Rows]:
 
 
 def _json_rows(path: Path, names: Sequence[str], marks: NumberMarks, size: int) -> Iterator[_Rows]:
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        lines = (line.strip() for line in file if line.strip())
-        is_first = True
-        while part := list(islice(lines, size)):
-            records = [json_record(line) for line in part]
-            rows = [record or {} for record in records]
-            if is_first:
-                require_columns(list({name: None for row in rows for name in row}), names)
-            is_first = False
-            texts = [
-                json.dumps(line) if record is None else line
-                for line, record in zip(part, records, strict=True)
-            ]
-            yield _Rows(
-                pa.table({JSON_ROW: pa.array(texts, pa.string())}),
-                pa.table(
-                    {name: cells_of([row.get(name) for row in rows], marks) for name in names}
-                ),
-                {
-                    position: NOT_AN_OBJECT
-                    for position, record in enumerate(records)
-                    if record is None
-                },
-            )
+    lines = (line.strip() for line in json_texts(path))
+    is_first = True
+    while part := list(islice(lines, size)):
+        records = [json_record(line) for line in part]
+        rows = [record or {} for record in records]
+        if is_first:
+            require_columns(list({name: None for row in rows for name in row}), names)
+        is_first = False
+        texts = [
+            json.dumps(line) if record is None else line
+            for line, record in zip(part, records, strict=True)
+        ]
+        yield _Rows(
+            pa.table({JSON_ROW: pa.array(texts, pa.string())}),
+            pa.table({name: cells_of([row.get(name) for row in rows], marks) for name in names}),
+            {position: NOT_AN_OBJECT for position, record in enumerate(records) if record is None},
+        )
 
 
 def _open(path: Path) -> IO[bytes]:

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from slipway.data.sources.archives import shown_as
 from slipway.data.sources.formats.csv_files import START_CHARACTERS, csv_names, find_csv_start
-from slipway.data.sources.formats.json_lines import is_jsonl
+from slipway.data.sources.formats.json_lines import holds_array, is_jsonl, json_texts
 from slipway.data.sources.raw_tables import RawTable, join_tables, read_raw_table, stored_column
 from slipway.data.sources.shards import is_parquet, parquet_errors
 from slipway.data.sources.text_format import TextFormat, as_utf8, without_lists
@@ -153,15 +153,19 @@ def _sample_jsonl(path: Path, budget: int) -> TableSample:
     if size <= budget:
         raw = read_raw_table(path, written=TextFormat(list_columns=None))
         return TableSample(raw, raw.num_read, True)
-    with (
-        path.open("rb") as file,
-        tempfile.TemporaryDirectory() as folder,
-        shown_as({Path(folder): path.parent}),
-    ):
-        payload = file.read(budget)
+    with tempfile.TemporaryDirectory() as folder, shown_as({Path(folder): path.parent}):
         part = Path(folder, path.name)
-        part.write_bytes(payload[: payload.rfind(b"\n") + 1])
+        with part.open("w", encoding="utf-8", errors="surrogateescape") as file:
+            for text in json_texts(path):
+                file.write(text.rstrip("\n") + "\n")
+                if file.tell() > budget:
+                    break
+        num_bytes = part.stat().st_size
         raw = read_raw_table(part, written=TextFormat(list_columns=None))
+    with path.open(encoding="utf-8", errors="replace") as file:
+        is_array = holds_array(file.read(START_CHARACTERS))
+    if is_array:
+        return TableSample(raw, round(raw.num_read * size / num_bytes), False)
     counted, lines = _count_lines(path)
     return TableSample(raw, round(lines * size / counted), counted == size)
 

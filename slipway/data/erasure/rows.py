@@ -25,7 +25,7 @@ from slipway.config.sections import DataParams
 from slipway.data.sources.annotations import annotation_text
 from slipway.data.sources.archives import is_archive
 from slipway.data.sources.formats.csv_files import find_csv_start
-from slipway.data.sources.formats.json_lines import is_jsonl, json_record
+from slipway.data.sources.formats.json_lines import holds_array, is_jsonl, json_record
 from slipway.data.sources.image_tables import FILE_NAME, image_cell, missing_column
 from slipway.data.sources.joined import source_names
 from slipway.data.sources.shards import is_parquet, parquet_errors, table_files
@@ -214,6 +214,11 @@ def _text_records(path: Path, data: DataParams) -> tuple[str, list[_Record], str
     mark = _BYTE_ORDER_MARK if text.startswith(_BYTE_ORDER_MARK) else ""
     text = text.removeprefix(mark)
     if is_jsonl(path):
+        if holds_array(text):
+            raise DataError(
+                f"{path} is one JSON array, expected one object per line, so that the other lines "
+                "stay as they are. Write it again in this form, and erase there."
+            )
         return mark, list(_json_records(text)), encoding
     limit = csv.field_size_limit(len(text) + 1)  # a text may be a long cell
     try:

@@ -1,21 +1,27 @@
 """Reads files of JSON lines: one object per line, as records or as typed columns.
 
+A file that holds one JSON array of objects is read like a file with a line for each of them.
+
 A line that is no JSON object is reported and left out. Cells of different types become text.
 """
 
 import itertools
 import json
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import IO, Any, Literal, TypeAlias
 
 import pyarrow as pa
 
 from slipway.data.engine.scratch import store_table
 from slipway.data.sources.text_format import POINT, NumberMarks, TextFormat, list_texts
+from slipway.system.errors import DataError
 
 JSON_LINES = (".jsonl", ".ndjson")
 NOT_AN_OBJECT = "the line is not a JSON object of UTF-8 text"
+_START_CHARACTERS = 1 << 12
+_SPACE, _DECODER = re.compile(r"\s*"), json.JSONDecoder()
 _BLOCK_LINES, _BLOCK_CHARACTERS = 1 << 12, 1 << 22  # parsed JSON in memory
 
 
@@ -42,17 +48,74 @@ def json_blocks(path: Path) -> Iterator[list[dict[str, Any] | None]]:
     """Yield lists of JSON objects, as `json_records` does one at a time."""
     block: list[dict[str, Any] | None] = []
     num_characters = 0
-    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
-        for line in file:
-            if not line.strip():
-                continue
-            block.append(json_record(line))
-            num_characters += len(line)
-            if len(block) == _BLOCK_LINES or num_characters >= _BLOCK_CHARACTERS:
-                yield block
-                block, num_characters = [], 0
+    for line in json_texts(path):
+        block.append(json_record(line))
+        num_characters += len(line)
+        if len(block) == _BLOCK_LINES or num_characters >= _BLOCK_CHARACTERS:
+            yield block
+            block, num_characters = [], 0
     if block:
         yield block
+
+
+def json_texts(path: Path) -> Iterator[str]:
+    """Yield each line that is not empty, or each element of the one array as a line."""
+    with path.open(encoding="utf-8-sig", errors="surrogateescape") as file:
+        is_array = holds_array(file.read(_START_CHARACTERS))
+        file.seek(0)
+        if is_array:
+            yield from _elements(path, file)
+        else:
+            yield from (line for line in file if line.strip())
+
+
+def holds_array(start: str) -> bool:
+    """Return True if a text begins like one JSON array of objects, or is an empty array."""
+    return re.match(r"\ufeff?\s*\[\s*(\{|\]\s*$)", start) is not None
+
+
+def _elements(path: Path, file: IO[str]) -> Iterator[str]:
+    """Yield the elements of an array. Of the file, only what is not parsed yet is in memory."""
+    text, place, number = file.read(_START_CHARACTERS).lstrip(), 1, 0  # after its "["
+    while True:
+        found = _next_element(text, place, is_first=number == 0)
+        if found is None:
+            more = file.read(max(_BLOCK_CHARACTERS, len(text) - place))
+            if not more:
+                raise _damaged_array(path, number)
+            text, place = text[place:] + more, 0
+            continue
+        begin, place = found
+        if begin == place:
+            break
+        yield text[begin:place].replace("\n", " ")
+        number += 1
+    if (text[place + 1 :] + file.read()).strip():
+        raise _damaged_array(path, number)
+
+
+def _next_element(text: str, place: int, *, is_first: bool) -> tuple[int, int] | None:
+    """Return where the next element begins and ends, twice the end of the array, or None."""
+    begin = _SPACE.match(text, place).end()  # type: ignore[union-attr]  # it always matches
+    if text.startswith("]", begin):
+        return begin, begin
+    if not is_first:
+        if not text.startswith(",", begin):
+            return None
+        begin = _SPACE.match(text, begin + 1).end()  # type: ignore[union-attr]
+    try:
+        _, end = _DECODER.raw_decode(text, begin)
+    except (ValueError, RecursionError):
+        return None
+    return (begin, end) if end < len(text) else None
+
+
+def _damaged_array(path: Path, number: int) -> DataError:
+    return DataError(
+        f"data.path {str(path)!r} is one JSON array, which is damaged after {number} elements. "
+        "Expected objects between commas, then `]` and the end of the file: write it again, or "
+        "write one object per line."
+    )
 
 
 def json_record(line: str) -> dict[str, Any] | None:
