@@ -4,6 +4,7 @@ The packed store has them as inputs of the network. They are decoded, because th
 as callers write them, and the page shows the first of them.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -85,8 +86,9 @@ def _cell(values: NDArray[np.float32], column: Column) -> Any:
     number = value * column.std + column.mean
     if column.kind != "number":
         return column.model_copy(update={"fill": number}).example()
-    for digits in range(1, _MOST_DIGITS + 1):
-        short = float(f"{number:.{digits}g}")
+    size = -math.floor(math.log10(column.std))
+    for decimals in range(size - _MOST_DIGITS, size + _MOST_DIGITS):  # 0 is in the data, not 7e-09
+        short = round(number, decimals)
         if np.float32((short - column.mean) / column.std) == values[0]:
             number = short
             break

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from slipway.data.store.packed import PackedSplit, open_split, read_manifest
 from slipway.export.background import background_note, decoded_rows, with_background
-from slipway.inputs.columns import ColumnContract, encode_rows, read_row
-from tests.packed_tables import write_packed_table
+from slipway.inputs.columns import ColumnContract, encode, encode_rows, read_row
+from tests.packed_tables import fit_contract, write_packed_table
 
 pytestmark = pytest.mark.unit
 
@@ -29,6 +29,23 @@ def test_every_training_row_is_decoded_to_one_that_is_encoded_equally(
     inputs = np.array(split.inputs[:], np.float32)
     rows = [read_row(row, contract) for row in decoded_rows(inputs, contract)]
     assert np.array_equal(encode_rows(rows, contract), inputs)
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [0, 0, 0, 1, 2],
+        [7.8958, 512.3292, 0, 26],
+        [0.001, 0.25, -3.5],
+        [1234567.25, 2000000, 5],
+        [1e-20, 3e-20, 0],
+        [3.5e12, -1e12, 7e11],
+    ],
+)
+def test_numbers_of_training_rows_are_shown_as_they_were_written(cells: list[float]) -> None:
+    contract = fit_contract({"n": cells})
+    inputs = encode({"n": cells}, contract)
+    assert decoded_rows(inputs, contract) == [{"n": cell} for cell in cells]
 
 
 def answer(inputs: NDArray[np.float32]) -> NDArray[np.float32]:
