@@ -17,7 +17,7 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 from slipway.config.mistakes import fields_of
 from slipway.config.network_arguments import arguments_class
 from slipway.config.params import Params, choices_of, no_project, parse_params
-from slipway.config.yaml_files import as_plain_yaml, parse_yaml, yaml_entry
+from slipway.config.yaml_files import as_plain_yaml, parse_value, parse_yaml, yaml_entry
 from slipway.system import files
 from slipway.system.errors import ParamsError
 
@@ -35,7 +35,7 @@ def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
                 f"{text!r} is not an assignment. Write KEY=VALUE, such as train.epochs=5."
             )
         try:
-            changes[key.strip()] = YAML(typ="safe", pure=True).load(value)
+            changes[key.strip()] = parse_value(value, key.strip())
         except (YAMLError, ValueError, LookupError):
             raise ParamsError(
                 f"{text!r} has a value that is not YAML, expected one such as 5, text, [a, b] or "

@@ -118,6 +118,14 @@ def _loaded(payload: bytes) -> Any:
     return content
 
 
+def parse_value(text: str, key: str) -> Any:
+    """Parse the YAML value of a key such as data.classes, whose numbers may be names."""
+    value = YAML(typ="safe", pure=True).load(text)
+    if key not in [f"data.{name}" for name in _CLASS_NAMES] or not _has_number(value):
+        return value
+    return _as_written(value, YAML(typ="safe", pure=True).compose(text))
+
+
 def _has_number(names: Any) -> bool:
     found = [*names, *names.values()] if isinstance(names, dict) else names
     return isinstance(found, list) and any(type(name) in (int, float) for name in found)

@@ -13,6 +13,7 @@ from ruamel.yaml import YAML
 from slipway.config.yaml_files import (
     as_plain_yaml,
     as_yaml,
+    parse_value,
     parse_yaml,
     yaml_comment,
     yaml_entry,
@@ -122,3 +123,5 @@ def test_a_class_that_looks_like_a_number_is_text_as_it_is_written(name: str) ->
     assert data["classes"] == [name, "cat", 7]  # 7 is a mistake in the list, with a message
     assert data["label_map"] == {name: "dog"}
     assert not isinstance(data["other"][0], str)
+    assert parse_value(f"[{name}, cat]", "data.classes") == [name, "cat"]
+    assert not isinstance(parse_value(f"[{name}]", "train.seeds")[0], str)
