@@ -108,8 +108,10 @@ class SampledColumn:
 
     @property
     def is_numeric(self) -> bool:
-        """True if nearly all cells are numbers."""
-        return len(self.numbers) >= 0.95 * max(1, self.counts.total())
+        """True if nearly all cells are numbers, and not ids that float64 cannot tell apart."""
+        return self.guess.kind != "category" and len(self.numbers) >= 0.95 * max(
+            1, self.counts.total()
+        )
 
     @property
     def has_whole_numbers(self) -> bool:

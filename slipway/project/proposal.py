@@ -326,7 +326,7 @@ class _Draft:
         tiny = {n: rows for n, rows in counts.items() if rows < _MIN_CLASS_ROWS and not is_given}
         shown = ", ".join(f"{name!r} ({rows} rows)" for name, rows in list(tiny.items())[:5])
         may_leave_out = len(counts) - len(tiny) > 1 and not self.kind.target.several
-        if tiny and may_leave_out and sum(tiny.values()) < allowed * sum(counts.values()):
+        if tiny and may_leave_out and sum(tiny.values()) <= allowed * sum(counts.values()):
             kept = [name for name in counts if name not in tiny]
             self.learned = {name: counts[name] for name in kept}
             self.set("data.classes", kept, f"without {shown}: too few rows for three splits")

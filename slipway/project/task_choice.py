@@ -126,6 +126,12 @@ def _target_kind(
     column: SampledColumn, inputs: InputKind, task: str | None
 ) -> TargetKind | Question:
     """Return the kind of target that a column holds; a question if it may be several."""
+    if column.guess.kind == "date" and not column.may_be_classes:
+        raise ParamsError(
+            f"--target: the column {column.name!r} holds dates, {_examples(column)}; expected "
+            "classes or numbers. Name another column, or add one to the table, such as the month "
+            "or the days since a date."
+        )
     is_number = column.is_numeric or column.guess.kind == "number"
     if task is not None and not kind_of(task).target.has_classes and not is_number:
         raise ParamsError(

@@ -89,9 +89,11 @@ def check_usable(cleaned: Cleaned, params: CleanParams, task: Task) -> None:
     fraction = cleaned.num_bad / max(1, num_labelled)
     if fraction > params.max_bad_fraction:
         of_these = " that have a target" if cleaned.num_unlabelled else ""
+        is_near = round(fraction, 4) <= params.max_bad_fraction
         raise DataError(
             f"{cleaned.num_bad} of {num_labelled} samples{of_these} are bad, a fraction of "
-            f"{fraction:.4f}, above clean.max_bad_fraction {params.max_bad_fraction}:\n"
+            f"{fraction:.{9 if is_near else 4}f}, above clean.max_bad_fraction "
+            f"{params.max_bad_fraction}:\n"
             f"{_list_refused(cleaned.quarantine)}\n"
             "Fix or remove them, or raise clean.max_bad_fraction."
         )

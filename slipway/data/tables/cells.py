@@ -36,6 +36,7 @@ GOOD, MISSING, BAD = 0, 1, 2
 _DATE = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}([T ][0-9]{2}:.*)?$"
 DIGEST_BYTES = 32  # size of a SHA-256
 _CELL_BYTES = 16
+_MERGED = 0.1  # fraction of the distinct cells; times in nanoseconds may lose their last digits
 _DIGESTED_ROWS = 1 << 12  # rows digested at a time
 _NUMBER_MARK, _TEXT_MARK = 1, 2
 
@@ -243,7 +244,7 @@ def _encode_cells(cells: NDArray[np.uint8], raw: RawColumn, name: bytes) -> None
             numbers = np.where(is_missing(raw), np.nan, plain_numbers(raw.values)) + 0.0
         else:
             numbers = _numbers(raw)[0]
-        is_number = np.isfinite(numbers) & ~_loses_digits(raw, numbers)
+        is_number = np.isfinite(numbers) & ~loses_digits(raw, numbers)
         cells[is_number, 0] = _NUMBER_MARK
         cells[is_number, 8:] = numbers[is_number].astype("<f8").view(np.uint8).reshape(-1, 8)
     for index in np.flatnonzero(~is_number & ~is_missing(raw)):
@@ -252,7 +253,7 @@ def _encode_cells(cells: NDArray[np.uint8], raw: RawColumn, name: bytes) -> None
         cells[index] = np.frombuffer(digest, np.uint8)
 
 
-def _loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
+def loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return a mask (U,) of integers that float64 cannot represent, such as ids beyond 2**53."""
     found = np.zeros(len(numbers), bool)
     if raw.stored != "text":
@@ -261,6 +262,14 @@ def _loses_digits(raw: RawColumn, numbers: NDArray[np.float64]) -> NDArray[np.bo
         text = raw.values[int(index)].as_py()
         found[index] = text.lstrip("+-").isdecimal() and int(text) != int(numbers[index])
     return found
+
+
+def merges_integers(raw: RawColumn) -> bool:
+    """Return True if many integers of a column, such as ids beyond 2**53, are one float64."""
+    typed = typed_column(raw, "number")
+    numbers = typed.values[:-1].astype(np.float64)
+    lost = numbers[loses_digits(raw, numbers)]
+    return len(lost) - len(np.unique(lost)) > _MERGED * len(numbers)
 
 
 def _digest(text: str, size: int, key: bytes = b"") -> bytes:

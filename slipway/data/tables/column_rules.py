@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipway.config.sections import RuleParams
-from slipway.data.tables.cells import TypedColumn, shown_cell
+from slipway.data.tables.cells import TypedColumn, merges_integers, shown_cell
 from slipway.data.tables.targets import Annotations
 from slipway.system.files import sha256_bytes
 
@@ -27,7 +27,9 @@ def constant_columns(columns: Sequence[TypedColumn], alive: NDArray[np.bool_]) -
         keys = column.keys[alive]
         if keys.size and (keys == keys[0]).all():
             found[column.raw.name] = (
-                f"every row has {shown_cell(column.raw, int(np.flatnonzero(alive)[0]))}"
+                "its integers beyond 2**53 are one number in float64; give it the kind category"
+                if column.kind == "number" and merges_integers(column.raw)
+                else f"every row has {shown_cell(column.raw, int(np.flatnonzero(alive)[0]))}"
             )
     return found
 

@@ -19,7 +19,7 @@ from slipway.config.yaml_files import yaml_comment, yaml_entry
 from slipway.data.engine.label_sets import FALSE_WORDS, TRUE_WORDS
 from slipway.data.sources.raw_tables import RawColumn, is_row_index
 from slipway.data.sources.text_format import NOT_UTF8, POINT, NumberMarks
-from slipway.data.tables.cells import BAD, GOOD, is_missing, typed_column
+from slipway.data.tables.cells import BAD, GOOD, is_missing, merges_integers, typed_column
 from slipway.data.tables.notation import FoundMarks, find_marks
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType, Kind
 
@@ -95,13 +95,13 @@ def _infer_text(raw: RawColumn, counts: NDArray[np.int64], present: int) -> Colu
     are_dates = _fraction(raw, "date", counts, present) >= _USUAL_FRACTION
     # Digits alone may be dates in a format that the user names, such as %Y%m%d.
     is_format_named = raw.written.date_format is not None
-    if not (are_dates and is_format_named) and (
-        _fraction(raw, "number", counts, present) >= _USUAL_FRACTION
-    ):
+    are_numbers = _fraction(raw, "number", counts, present) >= _USUAL_FRACTION
+    are_ids = are_numbers and merges_integers(raw)
+    if are_numbers and not are_ids and not (are_dates and is_format_named):
         return _number(raw)
     if are_dates:
         return ColumnGuess(raw.name, "date", "")
-    if reason := _other_marks(raw, counts, present):
+    if not are_ids and (reason := _other_marks(raw, counts, present)):
         return ColumnGuess(raw.name, "ignore", reason)
     bad = typed_column(raw, "category").states[:-1] == BAD
     garbled = pc.match_substring(raw.values, NOT_UTF8).to_numpy(zero_copy_only=False)

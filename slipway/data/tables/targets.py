@@ -193,6 +193,7 @@ def _require_classes(raw: RawColumn, found: NDArray[np.object_], data: DataParam
     present = int(take(~_is_none(found), raw.codes).sum())
     distinct = len({text for text in found if text is not None})
     if distinct > max(_MANY_CLASSES, _MAX_DISTINCT_FRACTION * present):
+        _refuse_dates(raw)
         raise DataError(
             f"data.target_column {raw.name!r} has {distinct} different values in {present} rows "
             f"({_examples(raw, ~_is_none(found)[:-1])}, ...), expected a few classes. "
@@ -201,10 +202,22 @@ def _require_classes(raw: RawColumn, found: NDArray[np.object_], data: DataParam
         )
 
 
+def _refuse_dates(raw: RawColumn) -> None:
+    """Raise DataError if most of the cells of a target are dates, which no task predicts."""
+    good = typed_column(raw, "date").states[:-1] == GOOD
+    if 2 * good.sum() > len(good):
+        raise DataError(
+            f"data.target_column {raw.name!r} holds dates such as {_examples(raw, good)}, expected "
+            "classes or numbers. Add a column to the table, such as the month or the days since a "
+            "date, and name it as the target."
+        )
+
+
 def _targets(raw: RawColumn, data: DataParams, ledger: Ledger) -> NDArray[np.float64]:
     typed = typed_column(raw, "number")
     bad = typed.states[:-1] == BAD
     if not (typed.states == GOOD).any() and bad.any():
+        _refuse_dates(raw)
         of_classes = task_for(kind_of(data.task).input, CLASS)
         found = marks_of([raw], raw.written.marks)
         remedy = f"For numbers such as {found.shown} set {found.settings}"

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from slipway.data.rules.result import check_usable
 from slipway.data.rules.rules import TABLE_RULES
 from slipway.data.tables.clean_step import column_notes, conflict_hint, table_report
 from slipway.system.errors import DataError
@@ -238,3 +239,37 @@ def test_error_for_a_missing_column_names_the_comments_above_the_header(tmp_path
     with pytest.raises(DataError) as raised:
         cleaned(data_params(path))
     assert "comments" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "note"),
+    [
+        ("number", "its integers beyond 2**53 are one number in float64"),
+        ("category", ""),
+    ],
+)
+def test_integers_beyond_float64_are_never_called_a_constant(
+    tmp_path: Path, kind: str, note: str
+) -> None:
+    rows = [f"{2**60 + row % 4},{row * 7 % 31},{row * 11 % 37}" for row in range(40)]
+    path = write_csv(tmp_path / "t.csv", "\n".join(["big,x,target", *rows]) + "\n")
+    table = cleaned(data_params(path, columns={"big": said(kind)}))
+    (found,) = (column.note for column in table.columns if column.name == "big")
+    assert found.startswith(note)
+    assert "every row has" not in found
+
+
+@pytest.mark.parametrize("task", ["table_classification", "table_regression"])
+def test_a_target_of_dates_is_refused_as_dates(tmp_path: Path, task: str) -> None:
+    rows = [f"{row * 7 % 31},2024-{1 + row // 28:02}-{1 + row % 28:02}" for row in range(60)]
+    path = write_csv(tmp_path / "t.csv", "\n".join(["x,target", *rows]) + "\n")
+    with pytest.raises(DataError, match=r"'target' holds dates such as '2024-01-01', .* month or"):
+        cleaned(data_params(path, task))
+
+
+def test_a_fraction_of_bad_rows_just_above_the_limit_is_shown_as_above(tmp_path: Path) -> None:
+    rows = [f"{row * 7 % 2017},{'x' if row < 101 else row % 97}" for row in range(2019)]
+    path = write_csv(tmp_path / "t.csv", "\n".join(["a,target", *rows]) + "\n")
+    table = cleaned(data_params(path), max_bad_fraction=0.05)
+    with pytest.raises(DataError, match=r"101 of 2019 samples are bad, .* 0\.050024765, above"):
+        check_usable(table.cleaned, clean_params(max_bad_fraction=0.05), "table_regression")

@@ -1,9 +1,10 @@
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import yaml
 
-from slipway.data.sources.raw_tables import read_raw_table
+from slipway.data.sources.raw_tables import read_raw_table, stored_column
 from slipway.data.tables.column_types import ColumnGuess, column_types, columns_yaml, infer
 from slipway.inputs.columns import ColumnType
 from tests.data.raw_files import said, write_csv
@@ -50,6 +51,22 @@ def test_columns_that_cannot_be_inputs_are_ignored_with_a_reason(
     found = guess(tmp_path, cells)
     assert found.kind == "ignore"
     assert reason in found.reason
+
+
+@pytest.mark.parametrize(
+    ("numbers", "kind"),
+    [
+        ([2**60 + 3 * row for row in range(60)], "ignore"),  # ids
+        ([2**60 + row % 4 for row in range(60)], "category"),
+        ([1_700_000_000_000_000_000 + 86_400_000_000_001 * row for row in range(60)], "number"),
+    ],
+)
+def test_integers_that_float64_cannot_tell_apart_are_no_numbers(
+    tmp_path: Path, numbers: list[int], kind: str
+) -> None:
+    assert guess(tmp_path, [str(number) for number in numbers]).kind == kind
+    stored = stored_column("n", pa.chunked_array([pa.array(numbers, pa.int64())]))
+    assert infer(stored).kind == kind
 
 
 @pytest.mark.parametrize(
