@@ -361,7 +361,7 @@ class _Draft:
             counts = self.choice.roles.split.counts
             factor = num_rows / max(1, counts.total())
             given = {name.lower(): round(rows * factor) for name, rows in counts.items()}
-        fractions = SplitParams().model_dump()
+        fractions: dict[str, float] = SplitParams().model_dump()
         if not given:
             return round(num_rows * fractions[split])
         if split in given and split != "train":
