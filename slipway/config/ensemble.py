@@ -68,6 +68,7 @@ class EnsembleParams(ParamsSection):
     method: Literal["average", "vote", "greedy", "stack", "soup"] | None = None  # null: one model
     # Folds of each member's trainings, for stack; else of the training rows, for without_fold.
     folds: Annotated[int, Field(ge=2)] | None = None
+    # Other values for each: of the seed, of keys of train, and the fold that it leaves out.
     members: Annotated[list[MemberParams], Field(examples=[[{}, {"seed": 8}]])] = []
     student: Annotated[StudentParams, Field(examples=[_STUDENT])] | None = None
 

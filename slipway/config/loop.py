@@ -34,6 +34,7 @@ class TriggerParams(ParamsSection):
 class CanaryParams(ParamsSection):
     """The steps of a canary rollout, as for `slipway rollout canary`."""
 
+    # Rising fractions of the requests that the candidate answers.
     steps: Annotated[
         list[Annotated[float, Field(gt=0, le=1)]],
         Field(min_length=1, max_length=20, examples=[[0.01, 0.25, 1.0]]),

@@ -51,7 +51,8 @@ def expected_values(kind: Any) -> str:
     if core in (bool, NoneType):
         return "true or false" if core is bool else "null"
     name = {list: "a list", dict: "a mapping"}.get(get_origin(core)) or _NAMES[core]
-    return f"{name}{_range(field)}, such as {as_yaml(_example(kind))}"
+    bounds = "" if core is str else _range(field)
+    return f"{name}{bounds}, such as {as_yaml(_example(kind))}"
 
 
 def _range(field: FieldInfo) -> str:

@@ -54,6 +54,7 @@ class DimensionParams(ParamsSection):
 class BudgetParams(ParamsSection):
     """Limits of a search, which ends when it reaches the first of them."""
 
+    # One of the three limits must be set; the first that is reached ends the search.
     trials: Positive | None = None
     epochs: Positive | None = None  # trained by all trials together
     minutes: PositiveFloat | None = None  # minutes after which no trial starts
@@ -73,13 +74,18 @@ class HalvingParams(ParamsSection):
 class SearchParams(ParamsSection):
     """A search for better values of params.yaml."""
 
+    # grid: every point. random: random points. tpe, gp: Bayesian, by Parzen estimators or Gaussian
+    # processes. The samplers are Optuna's.
     method: Literal["grid", "random", "tpe", "gp"] = "tpe"
     metric: Annotated[str, Field(examples=["accuracy"])]  # a metric on validation rows, or loss
+    # The better direction of the metric; the other one is refused.
     direction: Literal["maximize", "minimize"]
     budget: BudgetParams
     halving: HalvingParams | None = None  # null: every trial has all epochs
     workers: Positive = 1  # trials at the same time
+    # Of the proposals; the trainings have the seed of the project.
     seed: NotNegativeInt = 0
+    # Keys of precompute, augment and train, with the values to try.
     space: Annotated[
         dict[str, DimensionParams],
         Field(min_length=1, examples=[{"train.learning_rate": {"log_range": [0.001, 0.01]}}]),

@@ -122,6 +122,8 @@ class DataParams(ParamsSection):
     archive_encoding: str | None = None
     # Of a workbook: the name of the sheet that holds the table; null: the first one.
     sheet: str | None = None
+    # What to predict: one class, several labels or a number, for each image, row or text. The gates
+    # of evaluate name metrics of this task.
     task: Task
     # Holds image bytes ({bytes, path} or binary) or a path relative to the file. Used by image
     # tasks that read a table.
@@ -253,16 +255,24 @@ class RuleParams(ParamsSection):
     duplicate_row: Action = "flag"
     conflicting_label: Action = "refuse"  # equal images or rows with different classes or targets
     unknown_label: Action = "refuse"  # a label that is not in data.classes
+    # An image whose content is of another format than its name says.
     wrong_extension: Action = "flag"
+    # A side below clean.min_side_px.
     too_small: Action = "refuse"
+    # All pixels nearly equal: a deviation below clean.constant_std.
     constant_image: Action = "refuse"
+    # A sharpness below clean.blur_variance.
     blurred: Action = "flag"
+    # A mean below clean.dark_mean.
     too_dark: Action = "flag"
+    # A mean above clean.bright_mean.
     too_bright: Action = "flag"
+    # Longer side over shorter side above clean.max_aspect.
     odd_aspect: Action = "flag"
     outlier: Action = "flag"  # numbers of a table, and numeric targets
     type_violation: Action = "refuse"  # flag: the cell counts as missing
     out_of_range: Action = "refuse"  # flag: the cell counts as missing
+    # A row without any input.
     all_missing: Action = "refuse"
     constant_column: Action = "refuse"  # refuse: the column is not an input
     duplicate_column: Action = "refuse"  # refuse: the second of the two is not an input
@@ -306,6 +316,7 @@ class CleanParams(ParamsSection):
     outlier_mad_threshold: PositiveFloat = 8.0
     min_characters: Positive = 1  # fewest characters of a text; fewer break too_short
     max_characters: Positive = 1_000_000  # most characters of a text; more break too_long
+    # Most members of an archive; one with more is refused before it is unpacked.
     max_archive_members: Positive = 1_000_000
     max_archive_ratio: Positive = 200  # unpacked bytes over packed bytes of a whole archive
     rules: RuleParams = RuleParams()
@@ -319,6 +330,7 @@ _TimeCuts = Annotated[
 class SplitParams(ParamsSection):
     """Fractions of the three splits. Each class is split in these fractions."""
 
+    # Fractions of the rows, which add up to 1. A given split has its own.
     train: OpenFraction = 0.7
     val: OpenFraction = 0.15
     test: OpenFraction = 0.15
@@ -350,6 +362,7 @@ class PrecomputeParams(ParamsSection):
     train_size_px: Annotated[int, Field(ge=4, le=4096)] | None = None
     channels: Literal[1, 3] = 3  # 1 grey, 3 RGB
     resize_mode: Literal["stretch", "crop", "pad"] = "crop"  # turns an oblong image into a square
+    # Of the resizing, by Pillow; the service does the same.
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     # Format of the packed pixels. jpeg is lossy, slower to read, and takes an eighth of the disk.
     encoding: Literal["raw", "jpeg"] = "raw"
@@ -431,6 +444,7 @@ Rule = Annotated[DecisionParams, Field(examples=[_DECISION])]
 class MeasuringParams(ParamsSection):
     """Keys of `evaluate` that `prune` also reads: calibration, and measurement of predictions."""
 
+    # Rows that the network answers at once, which has no effect on the result.
     batch_size: Positive = 512
     bootstrap_samples: Annotated[int, Field(ge=100)] = 1000  # resamples behind each interval
     confidence: OpenFraction = 0.95  # confidence of the intervals
@@ -501,9 +515,12 @@ class ExportParams(ParamsSection):
     # Licences of weights and raw data, for the model card and the release's bill of materials: an
     # SPDX expression, or a name. null: nobody declared one.
     license: LicenseText | None = None
+    # That of the raw data.
     data_license: LicenseText | None = None
+    # Version of ONNX's operators in the graphs.
     opset: Annotated[int, Field(ge=18, le=24)] = 18
     max_batch_size: Annotated[int, Field(ge=1, le=4096)] = 256  # of the graphs and the service
+    # The exported graphs, always with fp32. One that gains nothing is left out, with the reason.
     variants: Annotated[list[Variant], Field(min_length=1)] = [
         "fp32",
         "fp16",

@@ -62,6 +62,7 @@ class AugmentParams(ParamsSection):
     horizontal_flip: Fraction = 0.0  # probability
     vertical_flip: Fraction = 0.0  # probability
     brightness: Fraction = 0.0  # factor between 1 - this and 1 + this
+    # Factor between 1 - this and 1 + this, around the mean of the image.
     contrast: Fraction = 0.0
     saturation: Fraction = 0.0  # without effect for grey images
     # Turn of the colour circle; not for grey images.
@@ -118,6 +119,7 @@ class TrainParams(ParamsSection):
     freeze_epochs: NotNegativeInt = 0  # epochs that train only the head of a pretrained network
     # Epochs over which the frozen parts join, the last one first. 0: all at once.
     unfreeze_epochs: NotNegativeInt = 0
+    # Passes over the training rows; of trees: rounds, each of which adds a tree.
     epochs: Positive = 40
     # Training ends after this many epochs without a lower validation loss. null: never early. auto:
     # a tenth of epochs, at least 5 (trees: 100 rounds), where there are 50 validation rows and keep
@@ -134,12 +136,14 @@ class TrainParams(ParamsSection):
     # Error, in standard deviations of the target, above which the Huber loss is linear.
     huber_delta: PositiveFloat | None = None
     class_weights: Literal["balanced"] | dict[str, PositiveFloat] | None = None  # in the loss
-    # Without effect for a numeric target.
+    # Fraction of each label that is spread over all classes.
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    # adamw decouples weight decay from the gradient; sgd needs momentum.
     optimizer: Literal["adamw", "sgd"] = "adamw"
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None  # only for sgd
     nesterov: bool = False  # only for sgd
     learning_rate: PositiveFloat = 0.001  # at its peak
+    # Of all weights but norms, scales and biases.
     weight_decay: NotNegative = 0.05
     l1: NotNegative = 0.0  # factor of the sum of the magnitudes of the decayed weights, in the loss
     schedule: Literal["cosine", "one_cycle", "step", "constant"] = "cosine"  # after the warm-up
@@ -148,8 +152,11 @@ class TrainParams(ParamsSection):
     # Epochs between multiplications by step_factor; only for step.
     step_epochs: Positive | None = None
     step_factor: OpenFraction | None = None  # only for step
+    # Largest norm of the gradient; null: no clipping.
     gradient_clip_norm: PositiveFloat | None = 1.0
     ema_decay: OpenFraction | None = None  # decay of the moving average of the weights, per step
+    # How processes share the work (docs/how-to/scaling.md). A named one is used or refused; auto
+    # reports its choice, as do precision and accelerator.
     strategy: Literal[
         "auto",
         "single",
@@ -164,13 +171,16 @@ class TrainParams(ParamsSection):
     # Processes that share a copy of the network. Only for tensor_parallel, pipeline and fsdp. null:
     # all processes share one copy; with fsdp, no processes share one.
     model_parallel: Annotated[int, Field(ge=2)] | None = None
+    # Arithmetic of the forward and backward pass; the optimizer keeps 32 bits.
     precision: Literal["auto", "16-mixed", "bf16-mixed", "32-true"] = "auto"
+    # Kind of device.
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     # State that DeepSpeed keeps in host memory: more room on the GPU for less speed.
     offload: Offload | None = None
     # Folder on disk for the offloaded optimizer state. null: the host's memory.
     offload_path: Annotated[str, Field(min_length=1, examples=["/mnt/nvme"])] | None = None
     devices: Literal["auto"] | Positive = "auto"  # per node
+    # Machines.
     num_nodes: Positive = 1
     num_workers: NotNegativeInt = 0  # loader processes per device; 0 loads in the trainer itself
     # Action for a step whose loss or gradient is NaN or infinite. Such a step never changes a

@@ -115,7 +115,7 @@ def test_an_array_is_predicted_like_lines(tmp_path: Path) -> None:
         assert all((found == wanted).all() for (_, found), (_, wanted) in batches)
 
 
-def test_rows_of_an_array_are_not_erased_because_the_others_would_be_written_anew(
+def test_rows_of_an_array_are_not_erased_because_the_others_would_be_written_again(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "t.jsonl"
