@@ -21,7 +21,7 @@ from slipway.data.tables.clean_step import table_report
 from slipway.data.tables.cleaning import clean_table
 from slipway.data.tables.packing import encode_cells, fit_columns
 from slipway.data.tables.source import read_table_of
-from slipway.data.tables.target_copies import best_score
+from slipway.data.tables.target_copies import SUSPICIOUS, best_score
 from slipway.project.column_roles import SampledColumn, sampled_columns, target_kinds
 from slipway.project.inspection import inspect
 from slipway.project.proposal import ProjectProposal, propose
@@ -151,7 +151,7 @@ def test_a_column_of_one_value_is_no_copy_of_any_target(rows: int, of_classes: b
     for cells in (pa.nulls(rows, pa.float64()), pa.array([1.0] * rows), pa.array(["a"] * rows)):
         for targets in (np.arange(rows, dtype=np.float64) % 2, np.zeros(rows)):
             best = best_score(pa.chunked_array([cells]), targets, of_classes=of_classes)
-            assert best is None or best[0] <= 0.5
+            assert best is None or best[0] < SUSPICIOUS
 
 
 def test_init_names_the_column_of_bytes_that_are_no_images(tmp_path: Path) -> None:
