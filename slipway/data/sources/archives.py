@@ -116,7 +116,9 @@ def _unpack_for(data: DataParams, path: Path, limits: ArchiveLimits) -> Path:
             f"data.path {str(path)!r} is an Excel workbook, which is read for the tasks of tables. "
             "Save it as .csv in the folder of its images."
         )
-    return unpack(path, FOLDER, limits, data.archive_encoding, data.sheet)
+    of_sources = data.sources is not None  # which may be archives in this one
+    encoding, sheet = data.archive_encoding, data.sheet
+    return unpack(path, FOLDER, limits, encoding, sheet, may_hold_archives=of_sources)
 
 
 def unpack(
@@ -125,17 +127,23 @@ def unpack(
     limits: ArchiveLimits,
     encoding: str | None = None,
     sheet: str | None = None,
+    *,
+    may_hold_archives: bool = False,
 ) -> Path:
     """Unpack an archive below `folder`, unless that has been done before.
 
     `encoding` is that of names that are not declared to be UTF-8; without it, a hint is printed if
-    they are not. `sheet` is that of a workbook, by default the first. Returns the folder of its
+    they are not. `sheet` is that of a workbook, by default the first. An archive of
+    nothing but archives is refused, unless it `may_hold_archives`. Returns the folder of its
     content, without a single enclosing folder.
     """
     target = _target(path, folder, encoding, sheet)
     if not _is_complete(target):
         listing = folder / "refused.txt"
-        _check_disk_space(path, folder, _check_members(path, limits, encoding, listing))
+        checked = _check_members(path, limits, encoding, listing)
+        if checked.inner and not may_hold_archives:
+            raise only_archives(path, checked.inner)
+        _check_disk_space(path, folder, checked.num_bytes)
         # Not flushed to disk: what a crash loses is unpacked again.
         with files.new_directory(target, durable=False) as partial:
             content = partial / "content"
@@ -240,8 +248,15 @@ def only_archives(path: Path, inner: Sequence[str]) -> DataError:
     )
 
 
-def _check_members(path: Path, limits: ArchiveLimits, encoding: str | None, listing: Path) -> int:
-    """Check every member before anything is written; return the total of their declared sizes.
+class _CheckedMembers(NamedTuple):
+    num_bytes: int  # the declared sizes of all files
+    inner: list[str]  # the names of the files, if all of them are archives
+
+
+def _check_members(
+    path: Path, limits: ArchiveLimits, encoding: str | None, listing: Path
+) -> _CheckedMembers:
+    """Check every member before anything is written.
 
     Raises DataError naming all unsafe members.
     """
@@ -272,11 +287,9 @@ def _check_members(path: Path, limits: ArchiveLimits, encoding: str | None, list
             f"the archive {str(path)!r} holds no files, "
             "expected a folder of classes, or a table with its images."
         )
-    if len(inner) == num_files:
-        raise only_archives(path, inner)
     if foreign is not None:
         print(name_hint(path, foreign))
-    return num_bytes
+    return _CheckedMembers(num_bytes, inner if len(inner) == num_files else [])
 
 
 def _fill(

@@ -223,6 +223,7 @@ def test_the_bytes_of_a_source_depend_only_on_path_task_and_image_column(
         "engine": "ray",
         "split_folders": "pool",
         "encoding": "latin-1",
+        "archive_encoding": "cp932",
         "missing_values": ["?"],
         "date_format": "%d/%m/%Y",
         "decimal": ",",
