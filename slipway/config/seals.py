@@ -233,7 +233,7 @@ def stage_entry(code: dict[str, str], params: dict[str, Any]) -> dict[str, str]:
 
 def stage_params(content: dict[str, Any], pipeline: Pipeline, stage: str) -> dict[str, Any]:
     """Return the values that `dvc.yaml` lists for a stage, of a content with every key."""
-    return _picked(content, pipeline.params.get(stage, list(content)))
+    return _picked(content, pipeline.params.get(stage) or list(content))
 
 
 def _check_before(seal: Seal, pipeline: Pipeline) -> None:

@@ -142,7 +142,7 @@ def require_new_project(folder: Path) -> None:
 def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the params with paths relative to the project; paths outside it become absolute."""
     content = copy.deepcopy(dict(params))
-    for section, key in (("data", "path"), ("train", "pretrained")):
+    for section, key in (("data", "path"), ("data", "split_file"), ("train", "pretrained")):
         value = content[section].get(key)
         if value not in (None, "hub"):
             path, root = Path(value).absolute(), folder.absolute()

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from slipway.config.sections import DataParams
+from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.archive_members import (
     CHUNK_BYTES,
     DAMAGE,
@@ -47,6 +48,7 @@ from slipway.data.sources.shards import (
     table_files,
 )
 from slipway.data.sources.sources import find_layout
+from slipway.data.splits.split_file import SplitFile, read_split_file
 from slipway.kinds.inputs import IMAGES
 from slipway.kinds.registry import task_for
 from slipway.kinds.targets import CLASS
@@ -64,6 +66,7 @@ from slipway.system.errors import DataError
 _USUAL_FRACTION = 0.9  # fraction of the cells of a column that are image names
 _MOST_NAMED = 5
 _MOST_GROUPS = 20  # of a Parquet file
+_SPLIT_FILES = ("split", "splits")  # names of a file for data.split_file
 _START_BYTES = 1 << 16  # of a CSV, for its encoding
 _NOT_TABLES = (".txt", ".tsv", ".xls", ".ods", ".json", ".feather", ".h5", ".npy", ".npz")
 _MOST_MEMBERS, _MOST_RATIO = 1_000_000, 200
@@ -112,9 +115,15 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
     if sources := _joinable(root):
         summary = _inspect_tables(root, [TablePart(root / name) for name in sources])
         return replace(summary, sources=sources)
-    layout = find_layout(data_params(root, encoding=_encoding_of_tables(root)))
+    beside = _split_file(root)
+    own = {"encoding": _encoding_of_tables(root), "split_file": beside and str(beside.path)}
+    layout = find_layout(data_params(root, **own))
     if layout.tables:
         summary = _inspect_tables(root, layout.tables)
+        if beside:
+            counts = Counter(beside.splits.to_pylist())
+            given = {name: counts[name] for name in SPLITS if counts[name]}
+            summary = replace(summary, split_file=beside.path, given=given)
         return replace(summary, notes=(*summary.notes, *layout.type_notes()))
     _check_has_folders(root)
     found = sample_class_folders(root, layout.folders, counted)
@@ -135,6 +144,16 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
         texts, encoding = sample_texts(found.files)
         return replace(summary, table=texts, encoding=encoding)
     return replace(summary, images=sample_images(payloads(found.files)))
+
+
+def _split_file(root: Path) -> SplitFile | None:
+    """Return the file split.csv beside another table, if it names the split of each row."""
+    files = (Path(one.path) for one in visible_entries(root) if one.is_file())
+    tables = [path for path in files if is_table_file(path.name)]
+    for path in (path for path in tables if path.stem.lower() in _SPLIT_FILES and len(tables) > 1):
+        with contextlib.suppress(DataError):
+            return read_split_file(data_params(root, split_file=str(path)))
+    return None
 
 
 def data_params(path: Path, **changes: Any) -> DataParams:

@@ -348,7 +348,11 @@ class _Draft:
     def _split(self) -> None:
         if self.summary.given:
             found = ", ".join(f"{n:,} {name}" for name, n in self.summary.given.items())
-            self.set("data.split_folders", "auto", f"the names give the split: {found}")
+            if self.summary.split_file is None:
+                self.set("data.split_folders", "auto", f"the names give the split: {found}")
+            else:
+                path = str(self.summary.split_file)
+                self.set("data.split_file", path, f"it gives the split: {found}")
         if self.summary.num_rows < _SMALL:
             few = f"fewer than {_SMALL:,} rows: exact fractions in each class"
             self.set("split.assignment", "exact", few)

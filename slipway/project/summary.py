@@ -33,6 +33,7 @@ class DataSummary:
     is_exact: bool  # `num_rows` was counted, not estimated
     classes: Mapping[str, int] = field(default_factory=dict)  # rows by class folder
     given: Mapping[str, int] = field(default_factory=dict)  # rows by the split that names give
+    split_file: Path | None = None  # beside the table; then `given` are its rows
     # A sample of the rows, without the image column; of text folders the texts.
     table: RawTable | None = None
     image_column: str | None = None

@@ -77,7 +77,7 @@ def to_run(project: Project) -> set[str]:
     """Run the stage `code`, and return the other stages that DVC would run, with their reason."""
     project.shell("python -m slipway.stages.code")
     answer = json.loads(project.shell("dvc status --json").splitlines()[-1])
-    assert answer.pop("code") == ["always changed"]
+    assert "always changed" in answer.pop("code")
     return set(answer)
 
 
