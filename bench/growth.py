@@ -22,7 +22,8 @@ import pyarrow.parquet as pq
 import simplejpeg
 
 from bench.tables import make_table
-from slipway.config.yaml_files import read_yaml, yaml_text
+from slipway.config.yaml_files import read_yaml
+from slipway.config.yaml_text import yaml_text
 from slipway.data.images.quality import THUMBNAIL_PX
 from tests.project_params import of_kind
 

@@ -14,7 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipway.config.yaml_files import read_yaml, yaml_text
+from slipway.config.yaml_files import read_yaml
+from slipway.config.yaml_text import yaml_text
 from slipway.system import files
 from tests.project_params import NO_AUGMENTATION, of_kind
 

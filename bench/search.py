@@ -32,7 +32,7 @@ import pyarrow.csv
 from bench.conditions import conditions
 from slipway.artifacts.bundle import Metric
 from slipway.config.params import parse_params, read_content
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.planning.search_space import Values, changed_content, read_space
 from slipway.reports.console import number
 from slipway.search.journal import ResultLine

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.conditions import conditions
-from slipway.config.yaml_files import read_yaml, yaml_text
+from slipway.config.yaml_files import read_yaml
+from slipway.config.yaml_text import yaml_text
 from slipway.system import files
 
 ROOT = Path.cwd()

@@ -10,7 +10,7 @@ from slipway.config.documentation import described
 from slipway.config.edit import propose, read_assignments
 from slipway.config.mistakes import hint
 from slipway.config.params import defaults_for, flat, read_content, resolved
-from slipway.config.yaml_files import as_plain_yaml
+from slipway.config.yaml_text import as_plain_yaml
 from slipway.preflight.project import check_project
 from slipway.system.errors import ParamsError
 

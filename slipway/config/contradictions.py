@@ -15,7 +15,7 @@ from slipway.config.mistakes import hint
 from slipway.config.sections import PRUNED_VARIANTS, DataParams, Gate, default_of
 from slipway.config.training import SHARING, TrainParams
 from slipway.config.tree_settings import requests_beyond_trees
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.kinds.inputs import ENCODER, network_family
 from slipway.kinds.registry import Task, are_trees, input_kinds, kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS, TargetKind

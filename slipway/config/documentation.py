@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from slipway.config.mistakes import expected_values, section_of
 from slipway.config.params import Params
 from slipway.config.stage_graph import Pipeline, read_pipeline
-from slipway.config.yaml_files import as_plain_yaml
+from slipway.config.yaml_text import as_plain_yaml
 
 _EXAMPLE = re.compile(r", such as .*?(?=, or |$)")
 _TABLE = "| key | values | default | meaning |\n|---|---|---|---|"

@@ -17,7 +17,8 @@ from ruamel.yaml.nodes import CollectionNode, MappingNode, Node
 from slipway.config.mistakes import fields_of
 from slipway.config.network_arguments import arguments_class
 from slipway.config.params import Params, choices_of, no_project, parse_params
-from slipway.config.yaml_files import as_plain_yaml, parse_value, parse_yaml, yaml_entry
+from slipway.config.yaml_files import parse_value, parse_yaml
+from slipway.config.yaml_text import as_plain_yaml, yaml_entry
 from slipway.system import files
 from slipway.system.errors import ParamsError
 

@@ -13,7 +13,7 @@ from slipway.config.mistakes import describe_mistakes
 from slipway.config.sections import ParamsSection
 from slipway.config.training import TrainParams
 from slipway.config.tree_settings import without_steps
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.kinds.registry import are_trees
 from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 
 _NAMES = {int: "a whole number", float: "a number", str: "text"}
 _BOUNDS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}

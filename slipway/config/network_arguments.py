@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from slipway.config.mistakes import describe_mistakes
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.kinds.inputs import TIMM, network_family
 from slipway.kinds.parts import import_part
 from slipway.kinds.registry import input_kinds

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from slipway.config.sections import NotNegativeInt, ParamsSection, Positive, PositiveFloat
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 
 Bounds = Annotated[list[int | float], Field(min_length=2, max_length=2, examples=[[0.001, 0.01]])]
 Values = Annotated[list[Any], Field(min_length=1, examples=[[16, 32, 64]])]

@@ -19,7 +19,7 @@ from slipway.config.sections import (
     belongs_to,
     named_twice,
 )
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.kinds.inputs import ENCODER, TIMM
 from slipway.kinds.registry import are_trees
 

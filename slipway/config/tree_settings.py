@@ -9,7 +9,7 @@ from typing import Any
 
 from slipway.config.sections import CompileParams, PruneParams, default_of
 from slipway.config.training import TrainParams
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.kinds.registry import are_trees
 from slipway.kinds.targets import TargetKind
 from slipway.system.errors import ParamsError

@@ -19,7 +19,7 @@ from typing import Any
 from slipway.artifacts.locations import GATES, METRICS, TRAINED, VERIFIED
 from slipway.config.mistakes import hint
 from slipway.config.params import read_content
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.experiments import repository
 from slipway.experiments.records import ExperimentRecord, params_of, read_records, shortened
 from slipway.experiments.results import read_results

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from slipway.artifacts.bundle import Metric
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.experiments.comparison import Comparison
 from slipway.experiments.records import ExperimentRecord, shortened
 from slipway.reports.console import interval, number

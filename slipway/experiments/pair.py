@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from slipway.artifacts.bundle import Metric
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.experiments.answers import ExperimentAnswers, read_answers
 from slipway.experiments.comparison import Comparison
 from slipway.experiments.records import ExperimentRecord, find_record

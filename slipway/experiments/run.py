@@ -12,7 +12,7 @@ from slipway.config.edit import changed_text, read_assignments
 from slipway.config.mistakes import hint
 from slipway.config.params import read_content
 from slipway.config.stage_graph import Pipeline, read_pipeline
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.experiments import repository, take_journal
 from slipway.experiments.causes import find_cause
 from slipway.experiments.records import (

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from slipway.config.params import no_project, read_content, value_at
 from slipway.config.stage_graph import read_pipeline
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.experiments import repository, take_journal
 from slipway.experiments.records import (
     ExperimentRecord,

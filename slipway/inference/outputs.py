@@ -215,18 +215,17 @@ class ExcelAnswers(ParquetAnswers):
 
     def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
         openpyxl = required_openpyxl()
+        parts = list(parts)
+        if sum(pq.read_metadata(part).num_rows for part in parts) >= MOST_ROWS:
+            raise DataError(
+                f"a sheet of Excel holds {MOST_ROWS:,} rows, which the answers exceed. Write "
+                "them to a .csv, .parquet or .jsonl file."
+            )
         book = openpyxl.Workbook(write_only=True)
         sheet = book.create_sheet("predictions")
         sheet.append(self.schema.names)
-        num_rows = 1
         for part in parts:
             table = pq.read_table(part, schema=self.schema)
-            num_rows += table.num_rows
-            if num_rows > MOST_ROWS:
-                raise DataError(
-                    f"a sheet of Excel holds {MOST_ROWS:,} rows, which the answers exceed. Write "
-                    "them to a .csv, .parquet or .jsonl file."
-                )
             for cells in zip(*(column.to_pylist() for column in table.columns), strict=True):
                 sheet.append([_excel_cell(cell, sheet, openpyxl) for cell in cells])
         written = io.BytesIO()

@@ -19,7 +19,7 @@ from slipway.config.params import Params, filled, mistakes_in, value_at
 from slipway.config.search import DimensionParams, SearchParams
 from slipway.config.sections import default_of
 from slipway.config.tree_settings import WITHOUT_EFFECT
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.kinds.registry import are_trees, kind_of
 from slipway.kinds.targets import UNBOUNDED_METRICS
 from slipway.system.errors import ParamsError

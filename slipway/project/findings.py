@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from slipway.config.yaml_files import as_plain_yaml, as_yaml
+from slipway.config.yaml_text import as_plain_yaml, as_yaml
 from slipway.data.rules.class_names import listed_variants, misspellings
 from slipway.data.tables import hints
 from slipway.data.tables.cells import GOOD, typed_column

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slipway.config.params import Params
-from slipway.config.yaml_files import yaml_comment, yaml_entry
+from slipway.config.yaml_text import yaml_comment, yaml_entry
 
 _WIDTH = 100
 _HEAD = """\

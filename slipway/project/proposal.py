@@ -13,7 +13,7 @@ from slipway.config.network_arguments import TabmArguments
 from slipway.config.params import Params, parse_params, value_at
 from slipway.config.sections import SplitParams, default_of
 from slipway.config.training import TrainParams
-from slipway.config.yaml_files import as_plain_yaml
+from slipway.config.yaml_text import as_plain_yaml
 from slipway.data.rules.class_names import (
     joined_counts,
     listed_variants,

@@ -35,7 +35,6 @@ from slipway.data.splits.split import (
 from slipway.data.store.targets import target_scale
 from slipway.data.tables.clean_files import in_order_of, read_cells, write_raw_rows
 from slipway.data.tables.packing import fit_columns
-from slipway.kinds.inputs import COLUMNS
 from slipway.kinds.registry import kind_of
 from slipway.project.column_roles import SampledColumn
 from slipway.project.summary import DataSummary
@@ -92,7 +91,7 @@ def settle(
     Raises DataError, with the refusal of the stage, if there are none.
     """
     path = summary.path.absolute()
-    most = _MOST_ROWS if kind_of(content["data"]["task"]).input is COLUMNS else _MOST_TEXTS
+    most = _MOST_TEXTS if kind_of(content["data"]["task"]).input.has_texts else _MOST_ROWS
     with _readable(summary, most) as sample:
         settled: dict[str, Change] = {}
 
@@ -195,7 +194,7 @@ def _fitted(params: Params, split: Split, outcome: _Outcome) -> _Outcome:
             target_scale(split.rows["target"].filter(is_training).to_numpy())
     except DataError as error:
         return _Outcome(2, error, outcome.cleaned, outcome.report)
-    if kind.input is not COLUMNS:
+    if kind.input.has_texts:
         return outcome
     stored, columns = read_cells(Path())
     cells = in_order_of(split.rows, stored, "cells")

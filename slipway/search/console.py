@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.planning.search_space import Space, Values
 from slipway.reports.console import interval, number
 from slipway.search.journal import JobLine, ResultLine

@@ -9,7 +9,8 @@ from typing import Any
 
 from slipway.config.edit import changed_text
 from slipway.config.params import differing, filled, no_project
-from slipway.config.yaml_files import as_yaml, parse_yaml
+from slipway.config.yaml_files import parse_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.experiments.records import ExperimentRecord, params_of, read_records
 from slipway.planning.search_space import metrics_of
 from slipway.reports.console import number

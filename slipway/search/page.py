@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from slipway.config.params import value_at
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.kinds.registry import kind_of
 from slipway.planning.search_space import Space, Values
 from slipway.reports.console import interval, number

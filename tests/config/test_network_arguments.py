@@ -1,6 +1,5 @@
 import pytest
 
-from slipway.config.mistakes import as_yaml
 from slipway.config.network_arguments import (
     LightgbmArguments,
     NetworkArguments,
@@ -8,6 +7,7 @@ from slipway.config.network_arguments import (
     TabmArguments,
     argument_mistakes,
 )
+from slipway.config.yaml_text import as_yaml
 from tests.config.contents import content, message
 
 

@@ -19,7 +19,7 @@ from slipway.config.params import (
     resolved,
     value_at,
 )
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.system.errors import ParamsError
 from tests.config.contents import CONTENT, OWN, content, message, table_content
 from tests.project_params import of_kind

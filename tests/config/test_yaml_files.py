@@ -10,15 +10,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
-from slipway.config.yaml_files import (
-    as_plain_yaml,
-    as_yaml,
-    parse_value,
-    parse_yaml,
-    yaml_comment,
-    yaml_entry,
-    yaml_text,
-)
+from slipway.config.yaml_files import parse_value, parse_yaml
+from slipway.config.yaml_text import as_plain_yaml, as_yaml, yaml_comment, yaml_entry, yaml_text
 
 pytestmark = pytest.mark.unit
 

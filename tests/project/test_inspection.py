@@ -1,4 +1,4 @@
-"""What `init` finds beside a table."""
+"""Files beside a table, in the inspection for `slipway init`."""
 
 from pathlib import Path
 

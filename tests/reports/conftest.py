@@ -21,7 +21,7 @@ from slipway.training.networks.networks import Network, NetworkSpec, build_netwo
 from slipway.training.uncertainty.prediction import predict
 from tests.model_manifests import model_manifest
 from tests.packed_rows import packed_rows
-from tests.project_params import own_content
+from tests.project_params import of_kind, own_content
 
 ROOT = Path(__file__).resolve().parents[2]
 INPUT = ImageContract(
@@ -138,8 +138,7 @@ def split_rows(task: Task) -> pa.Table:
 
 def params_with(task: Task, gates: dict[str, dict[str, float | None]], **evaluate: Any) -> Params:
     """The project's params with other gates, and other values of the section evaluate."""
-    content = own_content()
-    content["data"]["task"] = task
+    content = of_kind(own_content(), task)
     content["evaluate"] |= {"gates": gates, "batch_size": 4, **evaluate}
     return parse_params(content)
 

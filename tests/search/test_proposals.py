@@ -6,7 +6,7 @@ import pytest
 
 from slipway.config.params import parse_params
 from slipway.config.search import SearchParams
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.planning.search_space import Space, Values, read_space
 from slipway.search.proposals import TrialOutcome, grid_size, propose
 from tests.planning.test_search_space import content

@@ -22,7 +22,7 @@ from slipway.training.distributed.placement import Placement
 from slipway.training.distributed.strategies import trainer_arguments
 from slipway.training.job import Job
 from slipway.training.networks.networks import build_network, load_network, read_model_manifest
-from slipway.training.telemetry.progress import memory_notes, without_effect
+from slipway.training.telemetry.progress import memory_notes
 from tests.project_params import PROJECT
 from tests.training.conftest import write_project
 from tests.training.forked_runs import run_forked
@@ -355,12 +355,3 @@ def test_rows_that_exceed_the_free_memory_are_noted_at_the_start() -> None:
     assert memory_notes(blocks, stored=1 << 20, free=1 << 30) == []
     assert memory_notes(rows, stored=1 << 20, free=1 << 30) == []
     assert memory_notes(rows, stored=1 << 40, free=None) == []
-
-
-def test_label_smoothing_of_a_numeric_target_is_noted_as_without_effect() -> None:
-    smoothed = PROJECT.train.model_copy(update={"label_smoothing": 0.1})
-    assert without_effect(smoothed, []) == [
-        "train.label_smoothing 0.1 is without effect for a numeric target"
-    ]
-    assert without_effect(smoothed, ["a", "b"]) == []
-    assert without_effect(smoothed.model_copy(update={"label_smoothing": 0.0}), []) == []

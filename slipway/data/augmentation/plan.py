@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from slipway.config.training import AugmentParams
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.data.engine.rows import read_record
 from slipway.data.store.packed import PackedManifest, PackedSplit, PackedSplitManifest, open_split
 from slipway.system import files

@@ -10,7 +10,7 @@ import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 
 _IMBALANCE = 10  # times as many rows in the largest class as in the smallest
 _MAX_SHOWN = 5

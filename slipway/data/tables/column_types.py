@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.sections import ColumnParams
-from slipway.config.yaml_files import yaml_comment, yaml_entry
+from slipway.config.yaml_text import yaml_comment, yaml_entry
 from slipway.data.engine.label_sets import FALSE_WORDS, TRUE_WORDS
 from slipway.data.sources.raw_tables import RawColumn, is_row_index
 from slipway.data.sources.text_format import NOT_UTF8, POINT, NumberMarks

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from slipway.config.sections import DataParams
-from slipway.config.yaml_files import as_yaml
+from slipway.config.yaml_text import as_yaml
 from slipway.data.rules.class_names import listed_variants, variants
 from slipway.data.sources.raw_tables import RawColumn, RawTable
 from slipway.data.sources.text_format import NOT_UTF8, NumberMarks, remedy

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import SCORE_NAME
 from slipway.artifacts.certificate import Hop
 from slipway.artifacts.uncertainty import Answers
-from slipway.config.yaml_files import yaml_text
+from slipway.config.yaml_text import yaml_text
 from slipway.export.certification.bill_of_materials import as_spdx, license_of
 from slipway.export.targets.exported import (
     ExportRecord,

@@ -241,7 +241,7 @@ def test_error_lists_every_wrong_network_argument() -> None:
                 }
             )
         )
-    for text in ("did you mean 'num_submodels'", "num_blocks: found 0", "num_bins: missing"):
+    for text in ("did you mean 'num_submodels'", "num_blocks: found 0"):
         assert text in str(error.value)
 
 

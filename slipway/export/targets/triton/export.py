@@ -24,7 +24,7 @@ from slipway.artifacts.bundle import SCORE_NAME
 from slipway.artifacts.certificate import Hop
 from slipway.artifacts.locations import CAPACITY
 from slipway.artifacts.uncertainty import Answers
-from slipway.config.yaml_files import yaml_text
+from slipway.config.yaml_text import yaml_text
 from slipway.export.certification.comparison import not_executed
 from slipway.export.certification.grpc_hop import why_no_grpc
 from slipway.export.targets.exported import (
