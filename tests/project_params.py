@@ -7,10 +7,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from slipway.config.network_arguments import arguments_class
 from slipway.config.params import Params, filled, load_params, read_content
 from slipway.config.sections import CleanParams, SplitParams, default_of
 from slipway.config.training import AugmentParams
 from slipway.data.augmentation.plan import NEUTRAL
+from slipway.kinds.inputs import network_family
 from slipway.kinds.registry import input_kinds, kind_of
 
 _PATH = Path(__file__).resolve().parents[1] / "params.yaml"
@@ -47,6 +49,12 @@ def of_kind(content: dict[str, Any], task: str) -> dict[str, Any]:
         section[name] = default_of(Params, key)
     if not kind_of(task).target.has_classes:
         changed["train"]["label_smoothing"] = 0.0
+    inputs, network = kind_of(task).input, changed["train"]["network"]
+    if network_family(network) not in inputs.networks and ":" not in network:
+        network = next(iter(inputs.networks))
+        arguments = arguments_class(network)
+        assert arguments is not None
+        changed["train"] |= {"network": network, "network_arguments": arguments().model_dump()}
     return changed
 
 

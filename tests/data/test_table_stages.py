@@ -136,16 +136,14 @@ def test_a_table_that_differs_from_its_checksum_stops_the_stage(tmp_path: Path) 
     assert "altered after it was listed" in refusal(tmp_path, "clean")
 
 
-def test_precompute_names_settings_without_effect_on_a_table(tmp_path: Path) -> None:
+def test_settings_of_images_are_refused_for_a_table(tmp_path: Path) -> None:
     prepare_table(tmp_path, WINE, "table_classification", "cultivar")
     params = yaml.safe_load((tmp_path / "params.yaml").read_text())
     params["precompute"] |= {"encoding": "jpeg", "train_size_px": 64}
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params))
-    run(tmp_path, "clean", "split")
-    assert (
-        "so these settings have no effect: encoding jpeg, train_size_px"
-        in ended(tmp_path, "precompute").stdout
-    )
+    said = ended(tmp_path, "clean").stderr
+    assert "precompute.train_size_px is 64, but data.task is 'table_classification'" in said
+    assert "(and precompute.encoding) is for images only" in said
 
 
 def test_split_names_a_near_copy_of_the_target(tmp_path: Path) -> None:

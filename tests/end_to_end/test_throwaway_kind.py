@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from slipway.artifacts.bundle import MANIFEST
+from slipway.config.yaml_text import yaml_text
 from tests import plain_http
 from tests.end_to_end.project import Project, copy_checkout, wait_until_ready
 
@@ -59,7 +60,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> SeriesProject:
     lines.append({"series": [1.0], "target": 0.0})
     text = "\n".join(map(json.dumps, lines))
     (project.path / "data/series.jsonl").write_text(text)
-    project.set_params(PARAMS)
+    (project.path / "params.yaml").write_text(yaml_text(PARAMS))  # without the keys of images
     project.run_stages(STAGES)
     return project
 
