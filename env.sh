@@ -6,6 +6,11 @@ case ":$PATH:" in
   *":$_slipway_root/bin:$VIRTUAL_ENV/bin:"*) ;;
   *) export PATH="$_slipway_root/bin:$VIRTUAL_ENV/bin:$PATH" ;;
 esac
+# A project that `slipway init` made holds no code, and plain dvc and bentoml run it as well.
+case ":${PYTHONPATH:-}:" in
+  *":$_slipway_root:"*) ;;
+  *) export PYTHONPATH="$_slipway_root${PYTHONPATH:+:$PYTHONPATH}" ;;
+esac
 export BENTOML_HOME="$_slipway_root/.bentoml"
 export BENTOML_DO_NOT_TRACK=True
 export DVC_NO_ANALYTICS=1

@@ -11,6 +11,7 @@ from slipway.config.edit import propose, read_assignments
 from slipway.config.mistakes import hint
 from slipway.config.params import defaults_for, flat, read_content, resolved
 from slipway.config.yaml_text import as_plain_yaml
+from slipway.kinds.registry import input_kinds, kind_of
 from slipway.preflight.project import check_project
 from slipway.system.errors import ParamsError
 
@@ -32,14 +33,20 @@ def check() -> None:
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
 @click.option("--explain", is_flag=True, help="print what each key means and may be")
 def show_params(keys: tuple[str, ...], explain: bool) -> None:
-    """Print the value of every key; a star marks those that differ from their default.
+    """Print the value of every key of your task; a star marks those that differ from their default.
 
     KEY is a section such as train, or a key such as train.epochs, to print only these.
     """
     content = read_content(_PARAMS)
     values, usual = dict(flat(resolved(content))), dict(flat(defaults_for(content)))
     known = {key.name: key for key in described()}
-    wanted = [key for key in values if not keys or any(f"{key}.".startswith(f"{k}.") for k in keys)]
+    own = kind_of(values["data.task"]).input
+    others = {key for kind in input_kinds().values() for key in kind.keys} - {*own.keys}
+    wanted = [
+        key
+        for key in values
+        if (any(f"{key}.".startswith(f"{k}.") for k in keys) if keys else key not in others)
+    ]
     if unknown := [
         key for key in keys if not any(f"{one}.".startswith(f"{key}.") for one in values)
     ]:

@@ -468,7 +468,7 @@ class _Draft:
             if marks.decimal != POINT.decimal:
                 self.set("data.decimal", marks.decimal, f"the mark of numbers such as {shown}")
             if marks.thousands is not None:
-                self.set("data.thousands", marks.thousands, f"separates thousands, as in {shown}")
+                self.set("data.thousands", marks.thousands, f"between thousands; seen: {shown}")
         choices = self.notation.numbers.choices
         if choices[1:] and choices[0] == POINT:
             others = self.notation.numbers._replace(choices=choices[1:])

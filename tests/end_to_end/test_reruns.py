@@ -108,8 +108,8 @@ def test_a_changed_value_and_a_changed_default_rerun_the_stages_that_read_them(
     assert to_run(restored) == {"audit"}
     path = restored.path / SECTIONS
     text = path.read_text()
-    assert "timing_rounds: Positive = 50" in text
-    path.write_text(text.replace("timing_rounds: Positive = 50", "timing_rounds: Positive = 7"))
+    assert "batch_seconds: PositiveFloat = 60.0" in text
+    path.write_text(text.replace("PositiveFloat = 60.0", "PositiveFloat = 61.0"))
     assert to_run(restored) == {"audit", "verify"}
 
 
