@@ -101,3 +101,14 @@ def test_init_says_that_the_only_other_class_counts_as_missing(tmp_path: Path) -
     rows = [f"{row},{row % 11},{['EU', 'NA'][row % 2]}" for row in range(40)]
     with pytest.raises(ParamsError, match="If 'NA', which counts as missing, is a class"):
         proposal_of(tmp_path, rows)
+
+
+def test_a_letter_beside_a_few_numbers_is_a_grade_and_no_word_for_a_missing_cell(
+    tmp_path: Path,
+) -> None:
+    grades = ["1", "2", "3", "A", "2", "1"]
+    measured = [f"{row / 7:.3f}" if row % 6 else "unknown" for row in range(120)]
+    lines = [f"{grades[row % 6]},{measured[row]},{row % 2}" for row in range(120)]
+    (tmp_path / "t.csv").write_text("\n".join(["grade,size,y", *lines]))
+    params = propose(inspect(tmp_path / "t.csv"), target="y").params
+    assert params["data"]["missing_values"] == ["unknown"]

@@ -69,13 +69,14 @@ class Cleaned:
 
     def _named_refused(self) -> str:
         """List the first refused samples with their rules; duplicates come last."""
-        if not self.quarantine.num_rows:  # pyarrow before 26 fails on an empty table
+        refused = self.quarantine.filter(pc.not_equal(self.quarantine["severity"], "unlabelled"))
+        if not refused.num_rows:  # pyarrow before 26 fails on an empty table
             return ""
         order = [("severity", "descending"), ("source", "ascending")]
-        first = pc.select_k_unstable(self.quarantine, _MAX_SHOWN, order).to_numpy()
-        rows = take_rows(self.quarantine, first.astype(np.int64)).to_pylist()
+        first = pc.select_k_unstable(refused, _MAX_SHOWN, order).to_numpy()
+        rows = take_rows(refused, first.astype(np.int64)).to_pylist()
         named = ", ".join(f"{row['source']} ({row['rule']})" for row in rows)
-        num_others = self.quarantine.num_rows - len(rows)
+        num_others = refused.num_rows - len(rows)
         return f"{named} and {num_others} more" if num_others else named
 
 

@@ -36,6 +36,7 @@ _MIN_FRACTION = 0.5  # least fraction of the present cells that have the kind
 _MAX_SHOWN = 5
 _MAX_TOKENS = 10  # different cells that may all mean a missing value
 _MAX_CHARACTERS = 20
+_MOST_GRADES, _RARE = 20, 0.05  # different numbers; fraction of the present cells
 _MOST_CELLS = 2_000  # distinct cells that are tried as dates
 _LOOKS_LIKE_A_DATE = r"^[0-9A-Za-z]{1,9}[-/. ,]+[0-9A-Za-z]{1,9}[-/. ,]+[0-9]{1,4}([ T].*)?$"
 _DATE_FORMATS = [
@@ -203,10 +204,13 @@ def _blocked(
     cells = [(str(raw.values[int(index)]), int(counts[index])) for index in bad[:_MAX_TOKENS]]
     shown = [f"{cell[:_MAX_CHARACTERS]!r} ({num})" for cell, num in cells[:_MAX_SHOWN]]
     rest = f" and {len(bad) - _MAX_SHOWN} more" if len(bad) > _MAX_SHOWN else ""
+    are_grades = int((states[kind] == GOOD).sum()) <= _MOST_GRADES
     words = [
         cell
-        for cell, _ in cells
+        for cell, num in cells
         if len(cell) <= _MAX_CHARACTERS and not any(map(str.isdigit, cell))
+        # Beside a few numbers, a letter that is not rare is another grade.
+        if not (are_grades and cell.isalpha() and num > _RARE * present)
     ]
     text = (
         f"column {raw.name!r}, {'no input' if guess.kind == 'ignore' else f'a {guess.kind}'}: "

@@ -21,6 +21,7 @@ def test_rows_without_a_target_are_not_bad_however_many_there_are(tmp_path: Path
     found = cleaned(data_params(path)).cleaned
     assert (found.rows.num_rows, found.num_bad, found.num_unlabelled) == (9, 1, 20)
     assert "read 30, kept 9, bad 1, without a target 20, duplicates 0" in found.summary(Path("r"))
+    assert "missing_label" not in found.summary(Path("r"))
     with pytest.raises(DataError, match="1 of 10 samples that have a target are bad"):
         check_usable(found, clean_params(max_bad_fraction=0.05), "table_regression")
     check_usable(found, clean_params(max_bad_fraction=0.1), "table_regression")
