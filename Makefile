@@ -62,7 +62,7 @@ site: install ## the docs as static pages in .work/site/html; without a network;
 
 .PHONY: params-page
 params-page: install ## write docs/reference/params.md from the sections of params.yaml
-	python -m slipway.config.documentation > $(SITE).params && mv $(SITE).params docs/reference/params.md
+	python -m slipway.cli.documentation > $(SITE).params && mv $(SITE).params docs/reference/params.md
 
 .PHONY: house
 house: install ## print rooms, arrows, largest modules and the figures of the code

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from docs.conf import DIAGRAM, diagram_name
+from slipway.cli.documentation import page
 from slipway.cli.verbs import VERBS
-from slipway.config.documentation import page
 from slipway.config.params import parse_params
 from slipway.config.stage_graph import read_pipeline
 from slipway.data.rules.rules import IMAGE_RULES, TABLE_RULES

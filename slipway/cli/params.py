@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from slipway.cli.command import say
-from slipway.config.documentation import described
+from slipway.cli.documentation import described
 from slipway.config.edit import propose, read_assignments
 from slipway.config.mistakes import hint
 from slipway.config.params import defaults_for, flat, read_content, resolved

@@ -16,6 +16,7 @@ def test_invalid_network_arguments_are_refused_with_the_defaults() -> None:
         "data__task": "table_classification",
         "data__target_column": "y",
         "train__network": "tabm",
+        "train__network_arguments": {"blocks": [1, 1, 1]},
     }
     text = message(content(**table))
     assert "blocks: unknown key; did you mean 'num_blocks'?" in text

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from slipway.artifacts import locations
-from slipway.config.documentation import described
+from slipway.cli.documentation import described
 from slipway.config.params import Params
 from slipway.kinds.code_digest import RUNS_USERS_CODE, reached_files, stage_names
 from slipway.system.source_code import PACKAGES, read_source
