@@ -1,14 +1,16 @@
 """Builds the initial network, with random or pretrained weights.
 
 Pretrained weights come from a local file, from the hub that timm configures for the network, or for
-an encoder from a local folder. Their head is always new. All other weights must fit by name and
-shape; timm adapts the first layer to another number of channels. Nothing is unpickled.
+an encoder from a local folder. Their head is always new, and starts with answers near zero. All
+other weights must fit by name and shape; timm adapts the first layer to another number of channels.
+Nothing is unpickled.
 
 Any network but an encoder and trees can also start from the weights.safetensors of a former model,
 head included. All names and shapes must fit. If the former model.json lies beside it, images are
 normalised as in that model.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from slipway.inputs.images import MAX_PIXELS, ImageContract
 from slipway.kinds.inputs import ENCODER
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import ParamsError, UnavailableError
-from slipway.training.networks.encoders import encoder_weights, load_encoder
+from slipway.training.networks.encoders import EncoderBackbone, encoder_weights, load_encoder
 from slipway.training.networks.networks import (
     Network,
     NetworkSpec,
@@ -35,6 +37,10 @@ MODEL = "model.json"
 _TIMM = "timm/"
 _BACKBONE = "backbone."  # prefix of the names of all weights in a model of Slipway
 _MOST_NAMED = 5
+# Standard deviation of the weights of a new head. For EfficientNet and MobileNet timm takes 0.4 if
+# there are two classes. Behind a pretrained body the first losses are then many times those of
+# guessing, and with a frozen body the head does not make up for it.
+_HEAD_STD = 0.01
 _SUFFIXES = (".safetensors", ".pth", ".pt", ".bin")
 
 
@@ -45,6 +51,8 @@ def initial_network(seed: int, params: TrainParams, spec: NetworkSpec) -> Networ
     if pretrained := pretrained_file(params):
         if params.network == ENCODER:
             load_encoder(network, pretrained.parent)
+            assert isinstance(network.backbone, EncoderBackbone)
+            _draw_heads([network.backbone.head])
         else:
             load_pretrained(network, pretrained)
     return network
@@ -157,10 +165,10 @@ def pretrained_normalisation(network: str, channels: int) -> tuple[list[float], 
 
 
 def load_pretrained(network: Network, path: Path) -> None:
-    """Load the weights in `path` into the backbone.
+    """Load the weights in `path` into the backbone, and draw a new head.
 
-    The head is loaded only from a former model. Raises ParamsError with the names of the weights
-    that do not fit.
+    Only from a former model the head is loaded as well. Raises ParamsError with the names of the
+    weights that do not fit.
     """
     if is_former_model(path):
         _load_former(network, path)
@@ -199,6 +207,7 @@ def load_pretrained(network: Network, path: Path) -> None:
             f"train.pretrained {str(path)!r} does not fit the network {spec.name!r}: {error}"
         ) from error
     _copy_body(donor, network.backbone)
+    _draw_heads(_heads(network.backbone))
 
 
 def _load_former(network: Network, path: Path) -> None:
@@ -223,12 +232,23 @@ def _load_former(network: Network, path: Path) -> None:
 
 def head_tensors(backbone: Any) -> set[int]:
     """Return the `id()` of each tensor in the backbone's classifier."""
-    heads = backbone.get_classifier()
     return {
-        id(value)
-        for head in (heads if isinstance(heads, tuple) else (heads,))
-        for value in head.state_dict(keep_vars=True).values()
+        id(value) for head in _heads(backbone) for value in head.state_dict(keep_vars=True).values()
     }
+
+
+def _heads(backbone: Any) -> tuple[nn.Module, ...]:
+    heads = backbone.get_classifier()
+    return heads if isinstance(heads, tuple) else (heads,)
+
+
+def _draw_heads(heads: Iterable[nn.Module]) -> None:
+    """Draw the weights of new heads so that their first answers are near zero."""
+    for layer in (layer for head in heads for layer in head.modules()):
+        if isinstance(layer, (nn.Linear, nn.Conv2d)):
+            nn.init.normal_(layer.weight, std=_HEAD_STD)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
 
 
 def _copy_body(donor: nn.Module, backbone: Any) -> None:

@@ -26,6 +26,7 @@ from slipway.training.networks.encoders import (
     read_config,
 )
 from slipway.training.networks.frozen_parts import parts_of
+from slipway.training.networks.initialization import initial_network
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.recipe.optimizers import optimizer_and_schedule
 from tests.encoder_folders import SIZES, tiny_encoder, word_piece
@@ -67,6 +68,17 @@ def loaded(
 
 def rows(*texts: str, contract: TextContract | None = None) -> torch.Tensor:
     return torch.from_numpy(encode_texts(texts, contract or token_contract()))
+
+
+def test_the_new_head_of_an_encoder_starts_with_answers_near_zero(tmp_path: Path) -> None:
+    folder = tiny_encoder(tmp_path, "bert")
+    network = initial_network(
+        7, train_params(pretrained=str(folder)), spec_of(folder, token_contract())
+    )
+    assert isinstance(network.backbone, EncoderBackbone)
+    weight, bias = network.backbone.head.weight.detach(), network.backbone.head.bias.detach()
+    assert 0.005 < weight.std() < 0.02
+    assert not bias.any()
 
 
 def train_params(**changes: Any) -> TrainParams:

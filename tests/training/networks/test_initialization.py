@@ -1,5 +1,6 @@
 """Tests of the weights with which a network starts."""
 
+import math
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -81,7 +82,56 @@ def test_pretrained_weights_are_loaded_except_the_head(
         for name, value in weights.items()
         if not name.startswith("fc.")
     )
-    assert torch.equal(state["fc.weight"], head)
+    assert state["fc.weight"].shape == head.shape
+    if num_classes == 2:
+        assert not torch.equal(state["fc.weight"], weights["fc.weight"])
+    assert state["fc.weight"].std() == pytest.approx(0.01, rel=0.1)
+    assert not state["fc.bias"].any()
+
+
+def _first_loss(network: Network, num_classes: int) -> float:
+    generator = torch.Generator().manual_seed(5)
+    size = network.spec.input.shape[0]
+    pixels = torch.randint(256, (24, size, size, 3), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(num_classes, (24,), generator=generator)
+    with torch.no_grad():
+        return float(torch.nn.functional.cross_entropy(network.train()(pixels), labels))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("num_classes", [2, 10])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("tf_efficientnet_lite0", {}),
+        ("mobilenetv3_small_050", {}),
+        ("resnet10t", {}),
+        ("resnetv2_50", {}),  # its head is a convolution
+        ("convnext_atto", {}),
+        ("vit_tiny_patch16_224", {"img_size": 64}),
+        ("levit_128s", {}),  # two heads, behind a norm each
+    ],
+)
+def test_the_first_loss_behind_a_pretrained_body_is_that_of_guessing(
+    tmp_path: Path, name: str, arguments: dict[str, Any], num_classes: int
+) -> None:
+    classes = [f"class {number}" for number in range(num_classes)]
+    size = 224 if name == "levit_128s" else 64
+    contract = CONTRACT.model_copy(update={"size_px": size, "channels": 3})
+    described = _network(
+        3, name=f"timm/{name}", arguments=arguments, classes=classes, input=contract
+    ).spec
+    torch.manual_seed(2)
+    donor = timm.create_model(name, num_classes=5, **arguments)
+    path = _file(tmp_path, dict(donor.state_dict()))
+    params = _params(network=described.name, network_arguments=arguments, pretrained=str(path))
+    guessing = math.log(num_classes)
+    assert _first_loss(initial_network(7, params, described), num_classes) <= guessing + 0.1
+
+
+def test_the_head_of_an_untrained_efficientnet_exceeds_the_loss_of_guessing() -> None:
+    network = _network(3, name="timm/tf_efficientnet_lite0")
+    assert _first_loss(network, 2) > math.log(2) + 0.1
 
 
 def test_pretrained_weights_without_a_head_can_be_loaded(tmp_path: Path) -> None:
