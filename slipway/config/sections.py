@@ -34,6 +34,8 @@ Action = Literal["refuse", "flag"] | None
 # (slipway/kinds/inputs.py) or target (slipway/kinds/targets.py), or the network.
 ByChoice = Mapping[str, Mapping[str, Any]]
 Variant = Literal["fp32", "fp16", "int8", "int8_dynamic", "int8_tensorrt", "pruned", "pruned_int8"]
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz")
+WORKBOOK = ".xlsx"
 PRUNED_VARIANTS: tuple[Variant, ...] = ("pruned", "pruned_int8")
 
 
@@ -209,6 +211,16 @@ class DataParams(ParamsSection):
                 f"decimal and thousands are both {self.decimal!r}, expected two different marks; "
                 "set thousands to null, or to the mark between thousands"
             )
+        if self.sheet is not None and not self._may_name(WORKBOOK):
+            yield f"sheet is for a workbook ({WORKBOOK}), and path is {self.path!r}; remove it"
+        if self.archive_encoding is not None and not self._may_name(*ARCHIVES):
+            yield f"archive_encoding is for an archive, and path is {self.path!r}; remove it"
+
+    def _may_name(self, *endings: str) -> bool:
+        """Return True if the data, or a glob of its sources, may be a file with such an ending."""
+        return any(
+            name.lower().endswith((*endings, "*")) for name in (self.path, *(self.sources or ()))
+        )
 
     @field_validator("encoding", "archive_encoding")
     @classmethod

@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from slipway.config.sections import WORKBOOK
 from slipway.data.sources.archives import ArchiveLimits, shown_as, unpack
 from slipway.data.sources.formats import excel
 from slipway.data.sources.formats.csv_files import CsvForm, csv_header, open_rows
@@ -61,7 +62,7 @@ JSON_ROW = "row"  # the column with the text of a JSON line
 # blocks ahead.
 _BLOCK_BYTES = 1 << 22
 _BOM_BYTES = 3
-_ROW_FILES = (*TABLES, excel.ENDING)
+_ROW_FILES = (*TABLES, WORKBOOK)
 _MOST_MEMBERS, _MOST_RATIO = 1_000_000, 200  # of a workbook, as clean.max_archive_* by default
 _FILES = pa.schema([("file", pa.string())])
 Batch = tuple[Sequence[int], NDArray[Any]]  # positions in the piece, and their inputs
@@ -212,7 +213,7 @@ class RowFile(ABC, Generic[RowContract]):
         if is_jsonl(path):
             self.schema = pa.schema([(JSON_ROW, pa.string())])
             self._tables = partial(_json_rows, path, names, written.marks)
-        elif path.suffix.lower() == excel.ENDING:
+        elif path.suffix.lower() == WORKBOOK:
             table = _read_workbook(path, written)
             self.schema, self.num_rows = table.schema, table.num_rows
             self._tables = partial(_table_rows, table)

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from slipway.config.sections import DataParams
+from slipway.config.sections import WORKBOOK, DataParams
 from slipway.data.engine.rows import SPLITS
 from slipway.data.sources.archive_members import (
     CHUNK_BYTES,
@@ -48,6 +48,7 @@ from slipway.data.sources.shards import (
     table_files,
 )
 from slipway.data.sources.sources import find_layout
+from slipway.data.sources.text_format import USUAL_FORMAT
 from slipway.data.splits.split_file import SplitFile, read_split_file
 from slipway.kinds.inputs import IMAGES
 from slipway.kinds.registry import task_for
@@ -116,7 +117,8 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
         summary = _inspect_tables(root, [TablePart(root / name) for name in sources])
         return replace(summary, sources=sources)
     beside = _split_file(root)
-    own = {"encoding": _encoding_of_tables(root), "split_file": beside and str(beside.path)}
+    encoding = _encoding_of_tables(root)
+    own = {"encoding": encoding, "split_file": beside and str(beside.path)}
     layout = find_layout(data_params(root, **own))
     if layout.tables:
         summary = _inspect_tables(root, layout.tables)
@@ -124,7 +126,10 @@ def _inspect(root: Path, counted: Callable[[Path, int], int]) -> DataSummary:
             counts = Counter(beside.splits.to_pylist())
             given = {name: counts[name] for name in SPLITS if counts[name]}
             summary = replace(summary, split_file=beside.path, given=given)
-        return replace(summary, notes=(*summary.notes, *layout.type_notes()))
+        return replace(
+            summary,
+            notes=(*summary.notes, *layout.type_notes(USUAL_FORMAT._replace(encoding=encoding))),
+        )
     _check_has_folders(root)
     found = sample_class_folders(root, layout.folders, counted)
     notes = [layout.note] if layout.note else []
@@ -321,7 +326,7 @@ class ArchiveSample(NamedTuple):
 
 def _sample_archive(path: Path, folder: Path, sheet: str | None) -> ArchiveSample:
     """Unpack a sample into the empty `folder`; DataError if the archive is damaged or unsafe."""
-    if path.suffix.lower() == excel.ENDING:
+    if path.suffix.lower() == WORKBOOK:
         return _read_workbook(path, folder, sheet)
     num_files, notes, is_whole = _unpack_some(path, folder)
     entries = visible_entries(folder)

@@ -92,7 +92,8 @@ def choose(
     if isinstance(kind, Question):
         return kind
     shown = _examples(column, joined=kind.has_classes and not kind.several)
-    reason = f"{column.name!r} holds {kind.plural}: {shown}"
+    held = kind.plural if column.guess.kind != "date" else "dates, each of which becomes a class"
+    reason = f"{column.name!r} holds {held}: {shown}"
     found = task_for(inputs, kind)
     return TaskChoice(found, reason, column, target_reason, roles, text_columns=texts)
 

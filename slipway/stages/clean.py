@@ -13,6 +13,7 @@ from slipway.data.rules.report import CleanResult
 from slipway.data.rules.result import check_usable
 from slipway.data.sources import sources
 from slipway.data.sources.archives import ArchiveLimits, archives_of, shown_as, unpacked
+from slipway.data.sources.text_format import TextFormat
 from slipway.data.tables.clean_files import UNLABELLED
 from slipway.kinds.registry import kind_of
 from slipway.reports.pages.clean_page import clean_page, pictures_of
@@ -41,7 +42,7 @@ def _clean(params: Params, plain: DataParams) -> None:
     kind = kind_of(data.task).input
     clean: Callable[[DataParams, CleanParams], CleanResult] = kind.load_part("clean")
     result = clean(data, params.clean)
-    print(layout.described(result.cleaned.rows), end="")
+    print(layout.described(result.cleaned.rows, TextFormat.of(params.data)), end="")
     _check(result, params)
     with files.new_directory(CLEAN) as folder:
         write_table(folder / "rows.parquet", result.cleaned.rows, ROWS)

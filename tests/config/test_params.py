@@ -14,6 +14,7 @@ from slipway.config.params import (
     filled,
     flat,
     load_params,
+    mistakes_in,
     parse_params,
     read_content,
     resolved,
@@ -419,6 +420,39 @@ def test_a_file_without_params_is_refused(tmp_path: Path, text: str | None, word
 def test_error_for_an_unknown_encoding_names_the_most_similar_one(name: str, meant: str) -> None:
     found = message(content(data__encoding=name))
     assert re.search(f"not a text encoding; did you mean '{meant}'", found)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "path", "sources"),
+    [
+        ("sheet", "Data", "data/t.csv", None),
+        ("sheet", "Data", "data", ["a.csv", "b.zip"]),
+        ("archive_encoding", "cp932", "data/raw", None),
+        ("archive_encoding", "cp932", "data/t.xlsx", None),
+    ],
+)
+def test_a_key_of_workbooks_or_archives_is_refused_for_other_data(
+    key: str, value: str, path: str, sources: list[str] | None
+) -> None:
+    changed = content(**{f"data__{key}": value}, data__path=path, data__sources=sources)
+    assert f"{key} is for a" in message(of_kind(changed, "table_regression"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "path", "sources"),
+    [
+        ("sheet", "Data", "data/T.XLSX", None),
+        ("sheet", "Data", "data", ["2024/*.xlsx"]),
+        ("sheet", "Data", "data", ["2024/*"]),
+        ("archive_encoding", "cp932", "data/raw.Zip", None),
+        ("archive_encoding", "cp932", "data", ["a.csv", "raw.tar.gz"]),
+    ],
+)
+def test_a_key_of_workbooks_or_archives_is_accepted_where_one_may_be_read(
+    key: str, value: str, path: str, sources: list[str] | None
+) -> None:
+    changed = content(**{f"data__{key}": value}, data__path=path, data__sources=sources)
+    assert f"{key} is for" not in str(mistakes_in(of_kind(changed, "table_regression")))
 
 
 @pytest.mark.parametrize("wrong", ["%d/%m", "day", "%d/%m/%Q"])

@@ -14,6 +14,7 @@ from slipway.artifacts.certificate import read_certificate
 from slipway.inputs.columns import ColumnContract
 from tests import plain_http
 from tests.end_to_end.project import Project
+from tests.end_to_end.scikit_learn import assert_metrics_as_scikit_learn
 
 pytestmark = pytest.mark.process
 
@@ -45,6 +46,10 @@ def test_every_table_row_is_in_exactly_one_split(finished_table: Project) -> Non
     rows = pq.read_table(finished_table.path / "data/split/rows.parquet").to_pydict()
     assert len(set(rows["id"])) == len(raw_rows(finished_table))
     assert set(rows["split"]) == {"train", "val", "test"}
+
+
+def test_the_metrics_of_a_table_are_those_of_scikit_learn(finished_table: Project) -> None:
+    assert assert_metrics_as_scikit_learn(finished_table.path) > 20
 
 
 def test_clean_writes_the_inferred_columns_to_columns_yaml(finished_table: Project) -> None:

@@ -373,6 +373,14 @@ def test_init_proposes_the_only_dates_as_time_column_in_any_format(tmp_path: Pat
     assert "'signup_date' (5.0% of the rows have none)" in "\n".join(gaps.warnings)
 
 
+def test_a_target_of_a_few_dates_is_said_to_be_dates(tmp_path: Path) -> None:
+    days = ["2024-03-31", "2024-06-30", "2024-09-30"]
+    rows = [f"{row % 17},{row % 13},{days[row % 3]}" for row in range(90)]
+    (tmp_path / "t.csv").write_text("\n".join(["a,b,label", *rows, ""]))
+    proposal = propose(inspect(tmp_path / "t.csv"), target="label", machine=LAPTOP)
+    assert "holds dates, each of which becomes a class: " in proposal.reasons["data.task"]
+
+
 def test_init_warns_of_dates_in_a_second_format(tmp_path: Path) -> None:
     found = table(tmp_path, logins(renewal="%d %b %Y"), target="churned")
     assert found.params["data"]["date_format"] == "%d.%m.%Y %H:%M"

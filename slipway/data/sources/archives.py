@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from slipway.config.sections import CleanParams, DataParams
+from slipway.config.sections import ARCHIVES, WORKBOOK, CleanParams, DataParams
 from slipway.data.sources.archive_members import (
     CHUNK_BYTES,
     DAMAGE,
@@ -36,7 +36,7 @@ from slipway.kinds.registry import kind_of
 from slipway.system import files
 from slipway.system.errors import DataError, SlipwayError, UnavailableError
 
-ENDINGS = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tbz2", ".tar.xz", ".txz", excel.ENDING)
+ENDINGS = (*ARCHIVES, WORKBOOK)
 FOLDER = Path(".work/archives")
 _MAX_SHOWN = 20
 _MAX_INNER = 3
@@ -111,7 +111,7 @@ def archives_of(data: DataParams) -> dict[Path, Path]:
 
 
 def _unpack_for(data: DataParams, path: Path, limits: ArchiveLimits) -> Path:
-    if path.suffix.lower() == excel.ENDING and kind_of(data.task).input.has_pixels:
+    if path.suffix.lower() == WORKBOOK and kind_of(data.task).input.has_pixels:
         raise DataError(
             f"data.path {str(path)!r} is an Excel workbook, which is read for the tasks of tables. "
             "Save it as .csv in the folder of its images."
@@ -148,7 +148,7 @@ def unpack(
         with files.new_directory(target, durable=False) as partial:
             content = partial / "content"
             content.mkdir()
-            if target.suffix == excel.ENDING:
+            if target.suffix == WORKBOOK:
                 max_bytes = limits.max_ratio * path.stat().st_size
                 for remark in excel.write_sheet(path, content / excel.SHEET, max_bytes, sheet):
                     print(remark)
@@ -159,9 +159,9 @@ def unpack(
 
 
 def _target(path: Path, folder: Path, encoding: str | None, sheet: str | None) -> Path:
-    if path.suffix.lower() == excel.ENDING:
+    if path.suffix.lower() == WORKBOOK:
         chosen = "" if sheet is None else f"-{files.sha256_bytes(sheet.encode())[:_SHEET_DIGITS]}"
-        return folder / (_digest(path) + chosen + excel.ENDING)
+        return folder / (_digest(path) + chosen + WORKBOOK)
     return folder / (_digest(path) + (f"-{encoding}" if encoding else ""))
 
 

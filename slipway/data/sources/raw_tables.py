@@ -25,7 +25,7 @@ from slipway.data.engine.scratch import (
     store_table,
     true_rows,
 )
-from slipway.data.sources.formats.csv_files import csv_names, read_csv
+from slipway.data.sources.formats.csv_files import csv_names, csv_types, read_csv
 from slipway.data.sources.formats.json_lines import is_jsonl, json_columns, read_json_lines
 from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.shard_types import common_type, plain_type
@@ -285,18 +285,36 @@ def shard_schema(paths: Sequence[Path]) -> pa.Schema:
     return pa.schema(fields)
 
 
-def shard_note(paths: Sequence[Path]) -> str:
-    """Say in one line which columns of Parquet shards differ in type, and how they are read."""
-    filled = [path for path in paths if is_parquet(path) and has_rows(path)]
-    if len(filled) < 2:
+def shard_note(paths: Sequence[Path], written: TextFormat) -> str:
+    """Say in one line which columns of shards differ in type, and how they are joined.
+
+    CSV files are text: of them, only columns are named that are text in some files and numbers,
+    dates or booleans in others.
+    """
+    each = [columns for path in paths if (columns := _types_in(path, written))]
+    if len(each) < 2:
         return ""
-    each = [parquet_columns(path) for path in filled]
+    joined = (
+        {name: common_type([columns[name] for columns in each]) or pa.string() for name in each[0]}
+        if is_csv(paths[0])
+        else {field.name: field.type for field in shard_schema(paths)}
+    )
     found = []
-    for field in shard_schema(filled):
-        names = dict.fromkeys(_shown_type(columns[field.name]) for columns in each)
+    for name, kind in joined.items():
+        kinds = [columns[name] for columns in each]
+        if is_csv(paths[0]):
+            kinds = [one for one in kinds if kind == pa.string() and not pa.types.is_null(one)]
+        names = dict.fromkeys(map(_shown_type, kinds))
         if len(names) > 1:
-            found.append(f"{field.name} ({' and '.join(names)}, read as {_shown_type(field.type)})")
+            found.append(f"{name} ({' and '.join(names)}, joined as {_shown_type(kind)})")
     return f"columns of different types in different files: {listed(found)}" if found else ""
+
+
+def _types_in(path: Path, written: TextFormat) -> dict[str, pa.DataType]:
+    """Return the types of a shard's columns; empty if it has no rows to tell them."""
+    if is_csv(path):
+        return csv_types(path, written.encoding, written.marks.decimal)
+    return parquet_columns(path) if is_parquet(path) and has_rows(path) else {}
 
 
 def _shown_type(kind: pa.DataType) -> str:

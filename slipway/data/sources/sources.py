@@ -48,6 +48,7 @@ from slipway.data.sources.shards import (
     shard_splits,
     table_files,
 )
+from slipway.data.sources.text_format import TextFormat
 from slipway.inputs.images import ImageContract
 from slipway.kinds.registry import kind_of
 from slipway.system.errors import DataError
@@ -69,9 +70,9 @@ class Layout(NamedTuple):
         """Return the folders with one sub-folder per class: `root`, or one per joined source."""
         return [layout.root for layout in self.joined.values()] or [self.root]
 
-    def described(self, rows: pa.Table) -> str:
+    def described(self, rows: pa.Table, written: TextFormat) -> str:
         """Return lines for the console: how types that differ are read, and what forms a split."""
-        notes = "".join(f"{note}\n" for note in self.type_notes())
+        notes = "".join(f"{note}\n" for note in self.type_notes(written))
         if not self.given:
             return notes + (f"{self.note}\n" if self.note else "")
         found = []
@@ -87,12 +88,12 @@ class Layout(NamedTuple):
             "To let Slipway split, set data.split_folders to pool\n"
         )
 
-    def type_notes(self) -> list[str]:
+    def type_notes(self, written: TextFormat) -> list[str]:
         """Say for each folder of shards which columns differ in type, and how they are read."""
         folders: dict[Path, list[Path]] = {}
         for part in self.tables:
             folders.setdefault(part.path.parent, []).append(part.path)
-        return [note for paths in folders.values() if (note := shard_note(paths))]
+        return [note for paths in folders.values() if (note := shard_note(paths, written))]
 
 
 def _shown(names: list[str]) -> str:

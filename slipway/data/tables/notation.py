@@ -21,10 +21,19 @@ from slipway.inputs.columns import days_since_1970
 
 _NUMBER = r"^[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?$"
 _SPACE = r"[\s\x{a0}\x{2009}\x{202f}]"  # also those that do not break a line
-_UNIT = r"[%\p{Sc}]"  # percent, or the sign of a currency
+# The sign of a currency, or its code in ISO 4217.
+_CURRENCY = (
+    r"(?:\p{Sc}|AUD|BRL|CAD|CHF|CNY|CZK|DKK|EUR|GBP|HUF|INR|JPY|KRW|MXN|NOK|PLN|SEK|TRY|USD|ZAR)"
+)
+_UNIT = rf"(?:%|{_CURRENCY})"
 _WITH_UNIT = (
-    rf"^([+-]?{_SPACE}*\p{{Sc}}{_SPACE}*)?[+-]?[0-9.,]([0-9.,'’\s\x{{a0}}\x{{2009}}\x{{202f}}]*"
-    rf"[0-9.,])?([eE][+-]?[0-9]+)?({_SPACE}*{_UNIT})?$"
+    rf"^([+-]?{_SPACE}*{_CURRENCY}{_SPACE}*)?[+-]?[0-9.,]"
+    rf"([0-9.,'’\s\x{{a0}}\x{{2009}}\x{{202f}}]*[0-9.,])?([eE][+-]?[0-9]+)?({_SPACE}*{_UNIT})?$"
+)
+# How accounts write a number below zero: (1,234.50), 1,234.50- or with the sign U+2212.
+_NEGATIVE = (
+    rf"^(?:\({_SPACE}*([^-()]+?){_SPACE}*\)|"
+    rf"([^-()]*[0-9.,]){_SPACE}*[-\x{{2212}}]({_SPACE}*{_UNIT})?)$"
 )
 _THOUSANDS = r"^[+-]?[1-9][0-9]{0,2}(,[0-9]{3})+(\.[0-9]*)?$"
 _DECIMAL_POINT = r"(,[0-9]{3}){2}|,[0-9]{3}\.|^[+-]?[0-9]*\.([0-9]{0,2}|[0-9]{4,})$"
@@ -75,7 +84,12 @@ def read_numbers(
 
 
 def _without_units(text: pa.Array) -> pa.Array:
-    """Return the cells that may be numbers without their unit, and null for any other."""
+    """Return the cells that may be numbers without their unit, and null for any other.
+
+    A number below zero, in any of the ways to write it, begins with its sign.
+    """
+    text = pc.replace_substring_regex(text, _NEGATIVE, r"-\1\2\3")
+    text = pc.replace_substring(text, "\u2212", "-")
     one_unit = pc.less_equal(pc.count_substring_regex(text, _UNIT), 1)
     is_written = pc.and_(pc.match_substring_regex(text, _WITH_UNIT), one_unit)
     bare = pc.replace_substring_regex(text, rf"{_SPACE}*{_UNIT}{_SPACE}*", "")
@@ -174,13 +188,12 @@ def _may_be_thousands(readings: Sequence[tuple[pa.Array, NDArray[np.float64]]], 
     """Return True if the marks at `place` would find thousands where the present ones see a point.
 
     All numbers from 1000 on then have the mark, as in 987, 1.234 and 12.500, and all others lack
-    it. Numbers with three digits after the point look so only by chance.
+    it. Where every cell has three digits after the point, both readings are possible.
     """
     columns = [values[[0, place]] for _, values in readings]
-    found = [(values[0][~_differ(values)], _differ(values).sum()) for values in columns]
+    found = [(np.abs(values[0][~_differ(values)]), _differ(values).sum()) for values in columns]
     return all(
-        not num or (num >= _LEAST_THOUSANDS and len(small) and np.nanmax(np.abs(small)) < 1000)
-        for small, num in found
+        not num or (num >= _LEAST_THOUSANDS and not (small >= 1000).any()) for small, num in found
     )
 
 

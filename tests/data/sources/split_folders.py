@@ -9,6 +9,7 @@ import pytest
 
 from slipway.data.sources.samples import RawSample
 from slipway.data.sources.sources import find_layout, read_samples, with_given_split
+from slipway.data.sources.text_format import TextFormat
 from slipway.system.errors import DataError
 from tests.data.pictures import data_params, picture
 
@@ -41,4 +42,4 @@ def described(root: Path, **changes: Any) -> str:
     samples = read(root, **changes)
     columns = {"given_split": [sample.given_split for sample in samples]}
     rows = pa.table(columns | {"time": [sample.time for sample in samples]})
-    return find_layout(data).described(rows)
+    return find_layout(data).described(rows, TextFormat.of(data))

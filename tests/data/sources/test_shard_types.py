@@ -14,6 +14,7 @@ from slipway.data.sources.samples import GIVEN_SPLIT
 from slipway.data.sources.shard_types import common_type
 from slipway.data.sources.shards import table_files
 from slipway.data.sources.sources import find_layout
+from slipway.data.sources.text_format import USUAL_FORMAT, NumberMarks
 from slipway.data.tables.source import find_table, read_table_of
 from slipway.system.errors import DataError
 from tests.data.pictures import data_params as image_params
@@ -82,17 +83,17 @@ SHARDS: dict[str, tuple[list[pa.Array], list[Any], str]] = {
     "null and text": (
         [pa.nulls(2), pa.array(["a", None])],
         [None, None, "a", None],
-        "x (null and text, read as text)",
+        "x (null and text, joined as text)",
     ),
     "int64 and double": (
         [pa.array([1, 2]), pa.array([0.5, None])],
         [1.0, 2.0, 0.5, None],
-        "x (int64 and double, read as double)",
+        "x (int64 and double, joined as double)",
     ),
     "bool and int64": (
         [pa.array([True, False]), pa.array([1, 0])],
         ["true", "false", "1", "0"],
-        "x (bool and int64, read as text)",
+        "x (bool and int64, joined as text)",
     ),
     "dictionary and text": (
         [pa.array(["a", "b"]).dictionary_encode(), pa.array(["b", "c"])],
@@ -103,7 +104,7 @@ SHARDS: dict[str, tuple[list[pa.Array], list[Any], str]] = {
     "large whole numbers and double": (
         [pa.array([2**53 + 1, 7]), pa.array([1.5, 2.0])],
         [str(2**53 + 1), "7", "1.5", "2"],
-        "x (int64 and double, read as text)",
+        "x (int64 and double, joined as text)",
     ),
 }
 
@@ -117,10 +118,10 @@ def test_shards_of_different_types_are_read_as_one_table_and_one_line_says_so(
     assert find_table(data) == folder
     assert cells_of(folder) == cells
     said = f"columns of different types in different files: {note}" if note else ""
-    assert shard_note(table_files(folder)) == said
+    assert shard_note(table_files(folder), USUAL_FORMAT) == said
     layout = find_layout(data)
     rows = pa.table({"given_split": [], "time": []})
-    assert layout.described(rows) == (f"{said}\n" if said else "")
+    assert layout.described(rows, USUAL_FORMAT) == (f"{said}\n" if said else "")
     assert shard_schema(table_files(folder)).field("target").type == pa.string()
 
 
@@ -136,6 +137,34 @@ def test_a_folder_of_csv_files_is_cleaned_like_the_same_folder_of_parquet_files(
     parquet, text = (table.cleaned.rows.drop_columns(["id"]).to_pylist() for table in tables)
     assert parquet == text
     assert len(parquet) + tables[0].cleaned.quarantine.num_rows == 8 * sum(map(len, shards))
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "note"),
+    [
+        ("x\ntrue\nfalse\n", "x\n1\n0\n", "x (bool and int64, joined as text)"),
+        ("y;x\n1;2.5\n", "x;y\nlow;7\n", "x (double and text, joined as text)"),
+        ("x\n1\n", "x\n2020-01-01\n", "x (int64 and date32[day], joined as text)"),
+        ("x\n1\n", "x\n2.5\n", ""),
+        ("x\nNA\nNA\n", "x\nlow\n", ""),
+        ("x,y\n1,2\n3\n", "x,y\n4,5\n", ""),
+    ],
+)
+def test_csv_files_are_said_to_differ_where_only_some_of_them_hold_text(
+    tmp_path: Path, first: str, second: str, note: str
+) -> None:
+    for name, content in (("a", first), ("b", second)):
+        (tmp_path / f"{name}.csv").write_text(content)
+    said = f"columns of different types in different files: {note}" if note else ""
+    assert shard_note(table_files(tmp_path), USUAL_FORMAT) == said
+
+
+def test_a_decimal_comma_is_no_other_type(tmp_path: Path) -> None:
+    for name, content in (("a", "x;y\n1;2\n"), ("b", "x;y\n1,5;2\n")):
+        (tmp_path / f"{name}.csv").write_text(content)
+    assert "x (int64 and text" in shard_note(table_files(tmp_path), USUAL_FORMAT)
+    written = USUAL_FORMAT._replace(marks=NumberMarks(",", None))
+    assert shard_note(table_files(tmp_path), written) == ""
 
 
 def test_a_column_of_booleans_and_of_0_and_1_is_boolean(tmp_path: Path) -> None:
@@ -175,7 +204,7 @@ def test_an_image_shard_without_rows_or_types_adds_nothing(tmp_path: Path) -> No
     write_shard(tmp_path / "a.parquet", [1, 2])
     pq.write_table(pa.table({"image": pa.nulls(0), "label": pa.nulls(0)}), tmp_path / "b.parquet")
     assert [sample.label for sample in read(tmp_path)] == ["b", "a"]
-    assert find_layout(image_params(tmp_path)).type_notes() == []
+    assert find_layout(image_params(tmp_path)).type_notes(USUAL_FORMAT) == []
 
 
 @pytest.mark.parametrize("cell", [True, 7, 0.25, 1e16, 12345678901.5, "a"])

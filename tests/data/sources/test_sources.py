@@ -209,6 +209,7 @@ def test_read_samples_reads_only_the_requested_sources(tmp_path: Path, layout: s
     sorted(
         set(PROJECT.data.model_dump())
         - {"path", "sources", "task", "image_column", "checksums", "split_file", "columns"}
+        - {"archive_encoding", "sheet"}  # refused for a table
     ),
 )
 def test_the_bytes_of_a_source_depend_only_on_path_task_and_image_column(
@@ -223,7 +224,6 @@ def test_the_bytes_of_a_source_depend_only_on_path_task_and_image_column(
         "engine": "ray",
         "split_folders": "pool",
         "encoding": "latin-1",
-        "archive_encoding": "cp932",
         "missing_values": ["?"],
         "date_format": "%d/%m/%Y",
         "decimal": ",",

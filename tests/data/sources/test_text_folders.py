@@ -10,6 +10,7 @@ from slipway.config.sections import DataParams
 from slipway.data.rules.report import CleanResult
 from slipway.data.sources import sources, text_folders
 from slipway.data.sources.archives import ArchiveLimits, unpacked
+from slipway.data.sources.text_format import USUAL_FORMAT
 from slipway.data.texts.cleaning import check_texts, clean_texts
 from slipway.data.texts.source import raw_rows
 from slipway.inputs.texts import TextContract
@@ -136,7 +137,7 @@ def test_split_folders_give_the_split_and_the_test_copy_of_equal_texts_is_kept(
     rule, detail = refused(found)["train/food/0.txt"]
     assert rule == "exact_duplicate"
     assert "test/food/copy.txt, which is in the given split test" in detail
-    assert "test/ -> test (7 rows)" in layout.described(found.cleaned.rows)
+    assert "test/ -> test (7 rows)" in layout.described(found.cleaned.rows, USUAL_FORMAT)
 
 
 def test_pooled_split_folders_of_texts_give_classes_but_no_split(tmp_path: Path) -> None:

@@ -144,6 +144,26 @@ def csv_names(path: Path, encoding: str) -> list[str]:
     return [name.strip() for name in csv_header(path, csv_start(path, encoding), encoding)[1]]
 
 
+def csv_types(path: Path, encoding: str, decimal: str) -> dict[str, pa.DataType]:
+    """Return the types that pyarrow sees in the first lines of a CSV file, by name of the column.
+
+    `decimal` is the decimal mark of numbers.
+    """
+    payload = csv_start(path, encoding)
+    start, names = csv_header(path, payload, encoding)
+    rows = pyarrow.csv.read_csv(
+        io.BytesIO(payload[start.num_bytes :]),
+        pyarrow.csv.ReadOptions(use_threads=False, block_size=len(payload)),
+        pyarrow.csv.ParseOptions(
+            delimiter=start.delimiter,
+            newlines_in_values=True,
+            invalid_row_handler=lambda _: "skip",
+        ),
+        pyarrow.csv.ConvertOptions(check_utf8=False, decimal_point=decimal),
+    )
+    return dict(zip((name.strip() for name in names), rows.schema.types, strict=True))
+
+
 def csv_start(path: Path, encoding: str) -> bytes:
     """Return the first lines of a CSV file as UTF-8. Raises DataError if it is blank."""
     start = next(_file_blocks(path))

@@ -17,7 +17,6 @@ from typing import Any
 from slipway.data.sources.archive_members import too_large
 from slipway.system.errors import DataError, UnavailableError
 
-ENDING = ".xlsx"
 SHEET = "sheet.jsonl"  # the file into which a sheet is written
 MOST_ROWS = 1 << 20  # most rows of a sheet of Excel
 _LEAST_COLUMNS = 2  # of a table: an input and a target
