@@ -18,6 +18,7 @@ _RARE_ROWS = 20  # a class with as many rows is no slip of the keyboard
 _WHOLE = re.compile(r"([+-]?[0-9]+)\.0*")  # a whole number, as programs write a float
 _MINUS = re.compile(r"(?<!\w)-(?=[0-9.])")  # -1 is another class than 1
 _SEPARATORS = re.compile(r"[;,/|]")  # between names: such a name is a combination, no slip
+_INVISIBLE = re.compile("[\u00ad\u200b\u2060\ufeff]")  # a soft hyphen, blanks without a width
 _ALIKE = 0.8  # least ratio of `difflib`: "noo" and "no" have it, "cat" and "car" do not
 
 
@@ -28,7 +29,7 @@ def variants(counts: Mapping[str, int]) -> dict[str, str]:
     """
     groups: dict[str, list[str]] = defaultdict(list)
     for name in sorted(counts):
-        folded = unicodedata.normalize("NFC", name).casefold()
+        folded = unicodedata.normalize("NFC", _INVISIBLE.sub("", name)).casefold()
         folded = _MINUS.sub(
             "\u2212", _WHOLE.sub(r"\1", folded) if _WHOLE.fullmatch(folded) else folded
         )

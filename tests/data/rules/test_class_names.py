@@ -21,6 +21,7 @@ def test_whole_numbers_are_one_class_with_and_without_a_decimal_point() -> None:
 
 
 def test_a_minus_is_no_hyphen_between_words() -> None:
+    assert variants({"\u200bA": 2, "A": 9, "a\u00ad": 1}) == {"\u200bA": "A", "a\u00ad": "A"}
     assert variants({"-1": 50, "1": 50, "-1.5 °C": 9, "1.5 °C": 9, "a-1": 3, "a 1": 4}) == {
         "a-1": "a 1"
     }
