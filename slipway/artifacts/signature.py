@@ -8,6 +8,7 @@ keys (JSON) may give keys an expiry, or revoke them.
 
 import hashlib
 import json
+import shlex
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic import AwareDatetime, Field
 
 from slipway.system.contract import Contract, parse_record
 from slipway.system.errors import IntegrityError, SlipwayError, UnavailableError
+from slipway.system.version import git
 
 SIGNATURE = "model.sig"
 _LIST = (
@@ -25,9 +27,11 @@ _LIST = (
     "`sha256sum signing.pub` prints. Correct the list."
 )
 _MAKE = (
-    "Make a pair: openssl ecparam -name prime256v1 -genkey -noout -out signing.pem; "
-    "openssl ec -in signing.pem -pubout -out signing.pub"
+    "Make a pair: openssl ecparam -name prime256v1 -genkey -noout -out ../signing.pem; "
+    "openssl ec -in ../signing.pem -pubout -out signing.pub"
 )
+_PRIVATE = "^-----BEGIN ([A-Z]+ )*PRIVATE KEY-----"
+_KEY_FILES = ("*.pem", "*.key", "*.p8")
 
 
 class ListedKey(Contract):
@@ -43,6 +47,21 @@ class KeyList(Contract):
 
     format_version: Literal[1]
     keys: list[ListedKey]
+
+
+def require_untracked_keys(folder: Path) -> None:
+    """Raise SlipwayError if git tracks a private key in a folder: who has the repository can sign.
+
+    Without git there is nothing to check.
+    """
+    found = git(folder, "grep", "--cached", "--name-only", "-E", "-e", _PRIVATE, "--", *_KEY_FILES)
+    if found:
+        names = ", ".join(map(repr, found.splitlines()))
+        raise SlipwayError(
+            f"git tracks the private key {names}, expected it outside of the repository: whoever "
+            "has a copy can sign models. Make a new pair and revoke this one, because the history "
+            f"keeps it; `git rm --cached {shlex.join(found.splitlines())}` ends the tracking."
+        )
 
 
 def sign(folder: Path, key: Path) -> None:

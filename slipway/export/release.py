@@ -25,7 +25,13 @@ from numpy.typing import NDArray
 from slipway.artifacts.bundle import MANIFEST, LoadedBundle, load_bundle
 from slipway.artifacts.certificate import check_certificate, read_certificate
 from slipway.artifacts.locations import BUNDLE, CERTIFICATE, PACKED
-from slipway.artifacts.signature import SIGNATURE, sign, signing_key, verify_by_any
+from slipway.artifacts.signature import (
+    SIGNATURE,
+    require_untracked_keys,
+    sign,
+    signing_key,
+    verify_by_any,
+)
 from slipway.data.engine.rows import content_of, read_table, write_table
 from slipway.data.store.packed import open_split, read_manifest
 from slipway.export.certification.bill_of_materials import BILL, bill_of_materials, undeclared
@@ -59,8 +65,10 @@ def release(key: Path | None = None) -> str:
         CertificateError: the certificate is of another bundle, or does not certify it.
         GateMissedError: the bundle did not pass its quality gates.
         BundleError: a file of the bundle was altered.
-        SlipwayError: the key cannot be used.
+        SlipwayError: the key cannot be used, or git tracks it or another one of the project.
     """
+    for folder in {Path.cwd(), Path.cwd() if key is None else key.resolve().parent}:
+        require_untracked_keys(folder)
     bundle = load_bundle(BUNDLE)
     bundle.verify()
     certificate = read_certificate(CERTIFICATE)

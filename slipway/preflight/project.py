@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+from slipway.artifacts.signature import require_untracked_keys
 from slipway.config.params import Params, mistakes_in, read_content, sound_part
 from slipway.config.stage_graph import path_mistakes
 from slipway.config.stage_run import WRITTEN
@@ -54,8 +55,16 @@ def check_project(params: Path = Path("params.yaml"), *, with_search: bool = Fal
 
 
 def repository_mistakes() -> list[str]:
-    """List why DVC cannot run here: braces in the path, or no git repository."""
-    return [*path_mistakes(Path.cwd()), *_missing_git()]
+    """List what is wrong with the folder: braces in its path, no git, a private key in git."""
+    return [*path_mistakes(Path.cwd()), *_missing_git(), *_tracked_keys()]
+
+
+def _tracked_keys() -> list[str]:
+    try:
+        require_untracked_keys(Path.cwd())
+    except SlipwayError as error:
+        return [str(error)]
+    return []
 
 
 def _missing_git() -> list[str]:

@@ -35,6 +35,11 @@ __pycache__/
 # what callers sent, if SLIPWAY_REQUEST_LOG_DIRECTORY names this folder
 /request_log/
 
+# keys and settings of a service, which may hold passwords
+*.pem
+*.key
+serving.env
+
 # written by stages and kept by DVC (dvc.yaml)
 /code.yaml
 /data/clean/

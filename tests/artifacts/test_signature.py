@@ -19,9 +19,16 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from slipway.artifacts.bundle import load_bundle
-from slipway.artifacts.signature import SIGNATURE, sign, verify, verify_by_any
+from slipway.artifacts.signature import (
+    SIGNATURE,
+    require_untracked_keys,
+    sign,
+    verify,
+    verify_by_any,
+)
 from slipway.cli.model import verify_bundle as verify_command
 from slipway.export.release import RELEASED, release, verify_bundle
+from slipway.preflight.project import repository_mistakes
 from slipway.serving.models.loader import load_model
 from slipway.serving.rollout.store import add_model, settings_of
 from slipway.serving.settings import Settings
@@ -313,3 +320,34 @@ def test_command_without_a_key_says_that_the_signature_was_not_checked(
     assert f"by a key of SHA-256 {sha256_of(keys[1])[:12]}," in done.output
     (released / SIGNATURE).unlink()
     assert CliRunner().invoke(verify_command, [str(released)]).output.endswith("not signed\n")
+
+
+def test_a_private_key_that_git_tracks_is_refused_and_a_public_one_is_not(
+    tmp_path: Path, keys: tuple[Path, Path]
+) -> None:
+    def run_git(*arguments: str) -> None:
+        subprocess.run(["git", *arguments], cwd=tmp_path, check=True, capture_output=True)
+
+    require_untracked_keys(tmp_path)  # no repository
+    run_git("init")
+    (tmp_path / "public.pem").write_bytes(keys[1].read_bytes())
+    run_git("add", "public.pem")
+    require_untracked_keys(tmp_path)
+    run_git("add", "--force", keys[0].name)
+    with pytest.raises(
+        SlipwayError, match=r"tracks the private key 'signing\.pem'.*git rm --cached"
+    ):
+        require_untracked_keys(tmp_path)
+    run_git("rm", "--cached", keys[0].name)
+    require_untracked_keys(tmp_path)
+
+
+def test_release_and_check_refuse_a_tracked_key(
+    tmp_path: Path, released: Path, keys: tuple[Path, Path]
+) -> None:
+    subprocess.run(["git", "init"], cwd=tmp_path, check=True, capture_output=True)
+    subprocess.run(["git", "add", "--force", keys[0]], cwd=tmp_path, check=True)
+    assert any("private key 'signing.pem'" in text for text in repository_mistakes())
+    with pytest.raises(SlipwayError, match=r"private key 'signing\.pem'"):
+        release()
+    assert (released / "model.sig").is_file()  # the former release stays
