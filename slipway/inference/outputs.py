@@ -21,7 +21,8 @@ import pyarrow.parquet as pq
 
 from slipway.artifacts.bundle import OutputContract
 from slipway.artifacts.uncertainty import Decision
-from slipway.data.sources.formats.excel import ENDING, MOST_ROWS, required_openpyxl
+from slipway.config.sections import WORKBOOK
+from slipway.data.sources.formats.excel import MOST_ROWS, required_openpyxl
 from slipway.data.sources.raw_tables import EXACT_INTEGERS
 from slipway.inference.sources import JSON_ROW, RowFault
 from slipway.system.errors import DataError
@@ -283,5 +284,5 @@ _FORMATS: Mapping[str, _AnswerFormat] = {
     ".pq": ParquetAnswers,
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
-    ENDING: ExcelAnswers,
+    WORKBOOK: ExcelAnswers,
 }
