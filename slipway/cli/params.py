@@ -7,12 +7,13 @@ import click
 
 from slipway.cli.command import say
 from slipway.cli.documentation import described
-from slipway.config.edit import propose, read_assignments
+from slipway.config.edit import difference, read_assignments, read_file
 from slipway.config.mistakes import hint
 from slipway.config.params import defaults_for, flat, read_content, resolved
 from slipway.config.yaml_text import as_plain_yaml
 from slipway.kinds.registry import input_kinds, kind_of
 from slipway.preflight.project import check_project
+from slipway.system import files
 from slipway.system.errors import ParamsError
 
 _PARAMS = Path("params.yaml")
@@ -71,7 +72,17 @@ def set_values(assignments: tuple[str, ...]) -> None:
 
     KEY is "section.key", such as train.epochs, or an entry in it, such as
     evaluate.gates.accuracy.min. VALUE is YAML. The new file is checked before it is written, so
-    a mistake changes nothing.
+    a mistake changes nothing. A new train.network comes with its recipe: arguments, learning rate,
+    epochs and the space of `slipway search`.
     """
-    patch = propose(_PARAMS, read_assignments(assignments), apply=True)
-    say(patch or "params.yaml has these values already.")
+    from slipway.project.network_change import with_assignments
+
+    before = read_file(_PARAMS)
+    changes = read_assignments(assignments)
+    after, lines = with_assignments(before, changes)
+    if after == before:
+        say("params.yaml has these values already.")
+        return
+    files.write_text(_PARAMS, after)
+    about = lines if len(lines) > len(changes) else []  # of the recipe of a new network
+    say("\n".join([*about, difference(before, after)]))

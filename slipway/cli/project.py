@@ -2,13 +2,14 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
 from slipway.cli.command import say
 from slipway.project.creation import create, require_new_project
 from slipway.project.inspection import inspect
-from slipway.project.pretrained import find_weights
+from slipway.project.pretrained import find_weights, local_weights
 from slipway.project.proposal import DECIMALS, propose
 from slipway.project.task_choice import Question
 
@@ -35,6 +36,9 @@ from slipway.project.task_choice import Question
     type=click.Choice([*DECIMALS]),
     help="The decimal mark, if numbers such as 1,234 may mean two things.",
 )
+@click.option(
+    "--network", metavar="NAME", help="The network, such as lightgbm; by default a proposed one."
+)
 @click.option("--sheet", metavar="NAME", help="The sheet of a workbook; by default the first.")
 @click.option("--yes", is_flag=True, help="Write the project without asking about proposals.")
 def init(
@@ -44,6 +48,7 @@ def init(
     target: str | None,
     split_by: str | None,
     decimal: str | None,
+    network: str | None,
     sheet: str | None,
     yes: bool,
 ) -> None:
@@ -57,20 +62,19 @@ def init(
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
     say(f"looking at {data} ...")
     summary = inspect(data, sheet)
-    weights = None if summary.images is None else find_weights(folder)
-    proposal = propose(summary, task, target, split_by=split_by, decimal=decimal, weights=weights)
+    weights = None if network is None else local_weights(folder, network)
+    if weights is None and summary.images is not None:
+        weights = find_weights(folder)
+    fixed: dict[str, Any] = {"network": network, "weights": weights}
+    proposal = propose(summary, task, target, split_by=split_by, decimal=decimal, **fixed)
     while proposal.questions and is_asked:
         answers = _ask(proposal.questions[0])
         task, target = answers.get("--task", task), answers.get("--target", target)
         decimal = answers.get("--decimal", decimal)
-        proposal = propose(
-            summary, task, target, split_by=split_by, decimal=decimal, weights=weights
-        )
+        proposal = propose(summary, task, target, split_by=split_by, decimal=decimal, **fixed)
     if proposal.panel is not None and is_asked and split_by is None and not yes:
         split_by = _ask(proposal.panel)["--split-by"]
-        proposal = propose(
-            summary, task, target, split_by=split_by, decimal=decimal, weights=weights
-        )
+        proposal = propose(summary, task, target, split_by=split_by, decimal=decimal, **fixed)
     if not proposal.questions:
         say(proposal.text())
         if is_asked and not yes:

@@ -6,9 +6,12 @@ the library is only used to find the position of a value.
 
 import copy
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any, get_origin
+from typing import Any, NamedTuple, get_origin
 
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
@@ -18,9 +21,39 @@ from slipway.config.mistakes import fields_of
 from slipway.config.network_arguments import arguments_class
 from slipway.config.params import Params, choices_of, no_project, parse_params
 from slipway.config.yaml_files import parse_value, parse_yaml
-from slipway.config.yaml_text import as_plain_yaml, yaml_entry
+from slipway.config.yaml_text import (
+    WIDTH,
+    as_plain_yaml,
+    comment_above,
+    yaml_comment,
+    yaml_entry,
+)
 from slipway.system import files
 from slipway.system.errors import ParamsError
+
+_NUMBERS = re.compile(r"\d[\d,.]*")
+
+
+class Absent(Enum):
+    """The value of a key that is left out."""
+
+    ABSENT = "left out"
+
+
+ABSENT = Absent.ABSENT
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A new value of one key, or its removal with its line.
+
+    A comment in `former` explains only the former value, so it goes; every other comment stays.
+    """
+
+    place: tuple[str, ...]  # such as ("train", "epochs")
+    value: Any  # ABSENT removes the key
+    reason: str = ""
+    former: Collection[str] = ()
 
 
 def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
@@ -34,6 +67,12 @@ def read_assignments(texts: Sequence[str]) -> dict[str, Any]:
         if not sign or not key.strip():
             raise ParamsError(
                 f"{text!r} is not an assignment. Write KEY=VALUE, such as train.epochs=5."
+            )
+        if key.strip() in changes:
+            twice = [one for one in texts if one.partition("=")[0].strip() == key.strip()]
+            raise ParamsError(
+                f"{key.strip()} is given twice: {' and '.join(twice)}; expected one value for "
+                "each key. Leave one of them out."
             )
         try:
             changes[key.strip()] = parse_value(value, key.strip())
@@ -51,15 +90,41 @@ def changed_text(text: str, changes: Mapping[str, Any]) -> str:
     `changes` maps keys such as "section.key" or "section.key.entry" to values. Raises ParamsError
     if a key is unknown or if the new values contradict each other.
     """
-    expected = _content(text)
-    for place, value in changes.items():
-        text = _with(text, expected, place, value)
-        if _content(text) != expected:
+    text = assigned_text(text, changes)
+    parse_params(read_text(text))
+    return text
+
+
+def assigned_text(text: str, changes: Mapping[str, Any]) -> str:
+    """Return the text with changed values, as `changed_text` does, without a check of the values.
+
+    Raises ParamsError for a key that no section has, and that is not in the file either.
+    """
+    for key, value in changes.items():
+        content = read_text(text)
+        known = known_keys(content)
+        if key not in known and not _is_open(key):
+            raise _unknown_key(key, known)
+        text = edited_text(text, [Edit(tuple(key.split(".")), value)])
+    return text
+
+
+def edited_text(text: str, edits: Sequence[Edit]) -> str:
+    """Return the text of a params.yaml after the edits. The new values are not checked.
+
+    Raises ParamsError if the layout of the file does not allow an edit.
+    """
+    expected = read_text(text)
+    for edit in edits:
+        if edit.value is ABSENT:
+            text = _without(text, expected, edit.place, edit.former)
+        else:
+            text = _with(text, expected, edit)
+        if read_text(text) != expected:
             raise ParamsError(
-                f"{place} cannot be changed automatically in this layout of params.yaml. "
-                "Change it by hand."
+                f"{'.'.join(edit.place)} cannot be changed automatically in this layout of "
+                "params.yaml. Change it by hand."
             )
-    parse_params(copy.deepcopy(expected))
     return text
 
 
@@ -77,14 +142,19 @@ def difference(before: str, after: str, name: str = "params.yaml") -> str:
 
 def propose(path: Path, changes: Mapping[str, Any], *, apply: bool) -> str:
     """Return the changes to a params.yaml as a patch. With `apply`, also write them atomically."""
-    try:
-        before = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise no_project(path) from None
+    before = read_file(path)
     after = changed_text(before, changes)
     if apply and after != before:
         files.write_text(path, after)
     return difference(before, after, path.name)
+
+
+def read_file(path: Path) -> str:
+    """Return the text of a params.yaml. Raises ParamsError if there is none."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise no_project(path) from None
 
 
 def known_keys(content: Mapping[str, Any]) -> list[str]:
@@ -108,30 +178,99 @@ def _flat(content: Mapping[str, Any], place: str = "") -> Iterator[str]:
             yield from _flat(value, f"{place}{key}.")
 
 
-def _with(text: str, content: dict[str, Any], key: str, value: Any) -> str:
-    """Change the value of one key in `text` and in `content`. Returns the new text.
+def _with(text: str, content: dict[str, Any], edit: Edit) -> str:
+    """Set the value of one key in `text` and in `content`. Returns the new text.
 
     Sections that the file leaves out are added.
     """
-    parts, known = key.split("."), known_keys(content)
-    if key not in known and not _is_open(key):
-        raise _unknown_key(key, known)
+    parts, value = list(edit.place), copy.deepcopy(edit.value)
     node, mapping = YAML(pure=True).compose(text), content
     while len(parts) > 1 and isinstance(mapping.get(parts[0]), dict):
         node, mapping = _entry(node, parts[0]), mapping[parts.pop(0)]
     first, *inner = parts
     for part in reversed(inner):
         value = {part: value}
+    is_same = first in mapping and mapping[first] == value
     mapping[first] = value
     entry = _entry(node, first)
     if entry is not None:
-        return _replaced(text, entry, value)
+        if not is_same:
+            text = _replaced(text, entry, value)
+        return _with_reason(text, edit) if edit.reason or edit.former else text
     if node.flow_style:
         return _replaced(text, node, mapping)
     end = text.find("\n", _end(node))
     end = len(text) if end < 0 else end
-    indent = node.start_mark.column
-    return f"{text[:end]}\n{_block(first, value, ' ' * indent, len(inner))}{text[end:]}"
+    indent = " " * node.start_mark.column
+    text = f"{text[:end]}\n{_block(first, value, indent, len(inner))}{text[end:]}"
+    return _with_reason(text, edit) if edit.reason else text
+
+
+def _without(
+    text: str, content: dict[str, Any], place: tuple[str, ...], former: Collection[str]
+) -> str:
+    """Remove a key from `text` and from `content`, and a section that is empty then."""
+    node, mapping = YAML(pure=True).compose(text), content
+    for part in place[:-1]:
+        node, mapping = _entry(node, part), mapping[part]
+    if len(mapping) == 1 and len(place) > 1:
+        return _without(text, content, place[:-1], former)
+    del mapping[place[-1]]
+    if node.flow_style:
+        return _replaced(text, node, mapping)
+    lines = _lines_of(text, node, place[-1], former)
+    return text[: lines.begin] + text[lines.end + 1 :]
+
+
+def _with_reason(text: str, edit: Edit) -> str:
+    """Put the reason of a value in the place of comments that explain the former one."""
+    node = YAML(pure=True).compose(text)
+    for part in edit.place[:-1]:
+        node = _entry(node, part)
+    if node is None or node.flow_style:
+        return text
+    lines = _lines_of(text, node, edit.place[-1], edit.former)
+    reason = "" if lines.remark else yaml_comment(edit.reason)
+    entry = text[lines.key : lines.value_end]
+    above = ""
+    if reason and len(entry + reason) > WIDTH:
+        above, reason = comment_above(edit.reason, " " * node.start_mark.column), ""
+    remark = f" {lines.remark}" if lines.remark else reason
+    return text[: lines.begin] + above + entry + remark + text[lines.end :]
+
+
+class _Lines(NamedTuple):
+    """The lines of one entry in a block mapping, as positions in the text."""
+
+    begin: int  # of the comments above the entry that explain only its value
+    key: int  # the start of its first line
+    value_end: int
+    end: int  # of its last line
+    remark: str  # the user's comment at the end of that line, or ""
+
+
+def _lines_of(text: str, mapping: Node, key: str, former: Collection[str]) -> _Lines:
+    name, value = next(pair for pair in mapping.value if pair[0].value == key)
+    start = begin = text.rfind("\n", 0, name.start_mark.index) + 1
+    value_end = _end(value)
+    end = text.find("\n", value_end)
+    end = len(text) if end < 0 else end
+    known = {_plain_comment(reason) for reason in former if reason}
+    above: list[str] = []
+    while (line := text[text.rfind("\n", 0, max(0, start - 1)) + 1 : start]).lstrip()[:1] == "#":
+        above.insert(0, line.strip().removeprefix("#"))
+        start -= len(line)
+        if _plain_comment(" ".join(above)) in known:
+            begin = start
+    remark = text[value_end:end].strip()
+    if _plain_comment(remark.removeprefix("#")) in known:
+        remark = ""
+    return _Lines(begin, text.rfind("\n", 0, name.start_mark.index) + 1, value_end, end, remark)
+
+
+def _plain_comment(text: str) -> str:
+    """Return a comment without its numbers, which differ between machines and with more rows."""
+    return _NUMBERS.sub("0", " ".join(text.split()))
 
 
 def _is_open(key: str) -> bool:
@@ -183,7 +322,8 @@ def _end(node: Node) -> int:
     return end
 
 
-def _content(text: str) -> dict[str, Any]:
+def read_text(text: str) -> dict[str, Any]:
+    """Return the content of the text of a params.yaml, unchecked."""
     try:
         content = parse_yaml(text.encode(), "params.yaml")
     except ValueError as error:

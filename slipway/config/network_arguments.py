@@ -20,7 +20,8 @@ from slipway.config.mistakes import describe_mistakes
 from slipway.config.yaml_text import as_yaml
 from slipway.kinds.inputs import TIMM, network_family
 from slipway.kinds.parts import import_part
-from slipway.kinds.registry import input_kinds
+from slipway.kinds.registry import input_kinds, kind_of
+from slipway.system.errors import ParamsError
 from slipway.system.user_code import is_user_code, is_well_formed
 
 Normalisation = Literal["batch", "group"]
@@ -138,6 +139,21 @@ def arguments_class(network: str) -> type[NetworkArguments] | None:
     """
     path = _known_networks().get(network_family(network))
     return import_part(path) if path else None
+
+
+def require_network(network: str, task: str, key: str) -> None:
+    """Raise ParamsError unless a network is for the rows and targets of a task."""
+    kind = kind_of(task)
+    can_be_trees = "trees" in kind.target.parts
+    fitting = [one for one in kind.input.networks if can_be_trees or one not in kind.input.trees]
+    if network_family(network) in fitting or (is_user_code(network) and is_well_formed(network)):
+        return
+    close = difflib.get_close_matches(network, [one for one in fitting if one != TIMM], n=1)
+    end = f"did you mean {close[0]!r}?" if close else f"name one of these, such as {fitting[0]!r}."
+    raise ParamsError(
+        f"{key} is {network!r}, but the task is {task!r}, which takes "
+        f"{', '.join(map(repr, fitting))} or your own 'package.module:Class'; {end}"
+    )
 
 
 def argument_mistakes(network: str, arguments: Mapping[str, Any]) -> str:

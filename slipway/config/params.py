@@ -36,7 +36,7 @@ from slipway.config.sections import (
 )
 from slipway.config.training import AuditParams, AugmentParams, TrainParams
 from slipway.config.yaml_files import read_yaml
-from slipway.kinds.inputs import network_family
+from slipway.kinds.inputs import TIMM, network_family
 from slipway.kinds.registry import KINDS
 from slipway.system.errors import ParamsError
 
@@ -119,13 +119,15 @@ def differing(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 def parse_params(content: dict[str, Any], name: str = "params.yaml") -> Params:
     """Check the content of `params.yaml`. Raises ParamsError that lists every mistake."""
-    content = filled(content)
+    whole = filled(content)
     try:
-        return Params.model_validate(content)
+        return Params.model_validate(whole)
     except ValidationError as error:
-        lines = [f"  {line}" for line in _described(error, content)]
+        lines = [f"  {line}" for line in _described(error, whole)]
+        number = len(lines)
+        lines += [text] if (text := recipe_remedy(content)) else []
         raise ParamsError(
-            f"{name} has {len(lines)} mistake{'s' * (len(lines) > 1)}:\n" + "\n".join(lines)
+            f"{name} has {number} mistake{'s' * (number > 1)}:\n" + "\n".join(lines)
         ) from None
 
 
@@ -138,14 +140,42 @@ def resolved(content: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def mistakes_in(content: dict[str, Any]) -> list[str]:
+def mistakes_in(content: Mapping[str, Any]) -> list[str]:
     """Return a message for every mistake in the content of `params.yaml`, with its key."""
-    content = filled(content)
+    whole = filled(content)
     try:
-        Params.model_validate(content)
+        Params.model_validate(whole)
     except ValidationError as error:
-        return _described(error, content)
+        return _described(error, whole)
     return []
+
+
+def other_network(content: Mapping[str, Any]) -> str | None:
+    """Return the network that fits the other settings of `content` better than its own, or None."""
+    task, network = value_at(content, "data.task"), value_at(content, "train.network")
+    if not isinstance(task, str) or task not in KINDS or not isinstance(network, str):
+        return None
+    found = len(mistakes_in(content))
+    for family in KINDS[task].input.networks if found else ():
+        other = "timm/resnet18" if family == TIMM else family
+        train = content["train"] | {"network": other}
+        if (
+            family != network_family(network)
+            and len(mistakes_in({**content, "train": train})) < found
+        ):
+            return other
+    return None
+
+
+def recipe_remedy(content: Mapping[str, Any]) -> str:
+    """Return what brings the recipe of the network if `content` has that of another one, or ""."""
+    if (other := other_network(content)) is None:
+        return ""
+    network = value_at(content, "train.network")
+    return (
+        f"These settings are those of {other}, but train.network is {network}: "
+        f"`slipway run train.network={network}` puts its own in their place."
+    )
 
 
 def sound_part(content: dict[str, Any]) -> Params:

@@ -88,6 +88,16 @@ class AugmentParams(ParamsSection):
                 yield f"{name} is {found}, a fraction of the image, expected at most 1"
 
 
+# Keys whose right value depends on the network; another network starts with its own.
+OF_NETWORK = (
+    *("train.network_arguments", "train.pretrained", "train.freeze_epochs"),
+    *("train.unfreeze_epochs", "train.epochs", "train.early_stopping_patience"),
+    *("train.batch_size", "train.max_batch_per_device", "train.optimizer", "train.momentum"),
+    *("train.nesterov", "train.learning_rate", "train.weight_decay", "train.l1"),
+    *("train.schedule", "train.warmup_epochs", "train.step_epochs", "train.step_factor"),
+    *("train.gradient_clip_norm", "train.ema_decay", "train.precision", "train.compile"),
+    *("train.channels_last", "audit.epochs"),
+)
 # Validation rows from which on the lowest loss tells the best epoch: on fewer it is mostly chance.
 STOPPING_ROWS = 50
 _LEAST_PATIENCE = 5  # epochs

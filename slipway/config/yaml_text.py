@@ -6,10 +6,11 @@ take for something else: `no`, `1e5`, `0o17`, a line break.
 
 import datetime
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-_WIDTH = 100
+WIDTH = 100  # of a line
 # A path, a word or several, or such as 16-mixed; none of them is a number, a date or an operator.
 _PLAIN = re.compile(r"(\.{0,2}/|[^\W\d])([\w./-]| (?=[\w./-]))*|\d+-[A-Za-z]+")
 _NO_TEXT = ("true", "yes", "on", "false", "no", "off", "none", "null", "y", "n")
@@ -69,8 +70,21 @@ def yaml_comment(text: str) -> str:
     return f" # {shown}" if shown else ""
 
 
+def comment_above(text: str, indent: str) -> str:
+    """Return a text as lines of a comment, each with "\\n", for a place above an entry."""
+    begin = f"{indent}# "
+    lines = textwrap.wrap(
+        yaml_comment(text)[3:],
+        WIDTH,
+        initial_indent=begin,
+        subsequent_indent=begin,
+        break_long_words=False,
+    )
+    return "".join(f"{line}\n" for line in lines)
+
+
 def _is_short(value: Any, line: str) -> bool:
-    return isinstance(value, list) and len(line) <= _WIDTH and ": {" not in line
+    return isinstance(value, list) and len(line) <= WIDTH and ": {" not in line
 
 
 def _in_one_line(value: object, text: Callable[[str], str]) -> str:

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slipway.config.edit import changed_text, read_assignments
+from slipway.config.edit import read_assignments
 from slipway.config.mistakes import hint
 from slipway.config.params import read_content
 from slipway.config.stage_graph import Pipeline, read_pipeline
-from slipway.config.yaml_text import as_yaml
 from slipway.experiments import repository, take_journal
 from slipway.experiments.causes import find_cause
 from slipway.experiments.records import (
@@ -28,6 +27,7 @@ from slipway.experiments.records import (
 from slipway.experiments.reproduction import Reproduction, is_running
 from slipway.experiments.results import read_results
 from slipway.preflight.project import check_project
+from slipway.project.network_change import with_assignments
 from slipway.reports import summary
 from slipway.system import files
 from slipway.system.errors import LockedError, ParamsError, SlipwayError
@@ -101,19 +101,22 @@ def run(request: ExperimentRequest) -> ExperimentRecord:
     with alone():
         stage = request.stage(read_pipeline())
         name = new_name(request.name)
-        changes = _set_params(request.assignments)
+        lines = _set_params(request.assignments)
         if not request.is_quiet:
-            for key, value in changes.items():
-                print(f"params.yaml: {key}: {as_yaml(value)} (it stays after the run)", flush=True)
-            print(f"experiment {name}", flush=True)
+            print("\n".join([*lines, f"experiment {name}"]), flush=True)
         return _reproduce(name, stage, is_quiet=request.is_quiet)
 
 
-def _set_params(assignments: list[str]) -> dict[str, Any]:
-    """Write new values to params.yaml and check the project; restore the file if it is refused."""
+def _set_params(assignments: list[str]) -> list[str]:
+    """Write new values to params.yaml and check the project; restore the file if it is refused.
+
+    Returns what was changed, line by line.
+    """
     before = PARAMS.read_text()
-    changes = read_assignments(assignments)
-    after = changed_text(before, changes) if changes else before
+    after, lines = before, list[str]()
+    if assignments:
+        after, lines = with_assignments(before, read_assignments(assignments))
+        lines.append("(params.yaml stays so after the run)")
     if after != before:
         files.write_text(PARAMS, after)
     try:
@@ -122,7 +125,7 @@ def _set_params(assignments: list[str]) -> dict[str, Any]:
         if after != before:
             files.write_text(PARAMS, before)
         raise
-    return changes
+    return lines
 
 
 def _reproduce(name: str, stage: str | None, *, is_quiet: bool) -> ExperimentRecord:

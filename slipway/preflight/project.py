@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slipway.artifacts.signature import require_untracked_keys
-from slipway.config.params import Params, mistakes_in, read_content, sound_part
+from slipway.config.params import Params, mistakes_in, read_content, recipe_remedy, sound_part
 from slipway.config.stage_graph import path_mistakes
 from slipway.config.stage_run import WRITTEN
 from slipway.planning.packages import missing_packages
@@ -47,9 +47,10 @@ def check_project(params: Path = Path("params.yaml"), *, with_search: bool = Fal
             problems += [text for text in check.refusals(sound) if text not in problems]
     if problems:
         lines = "\n".join(f"  {problem.replace(chr(10), _INDENTED)}" for problem in problems)
+        remedy = recipe_remedy(content) or "Correct this, and run the command again."
         raise ParamsError(
             f"{params} has {len(problems)} mistake{'s' * (len(problems) > 1)}:\n{lines}\n"
-            "Nothing was run and nothing was removed. Correct this, and run the command again."
+            f"Nothing was run and nothing was removed. {remedy}"
         )
     try_to_write(WRITTEN)
 

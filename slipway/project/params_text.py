@@ -3,14 +3,12 @@
 A key that is left out has its default, so the file stays short.
 """
 
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from slipway.config.params import Params
-from slipway.config.yaml_text import yaml_comment, yaml_entry
+from slipway.config.yaml_text import WIDTH, comment_above, yaml_comment, yaml_entry
 
-_WIDTH = 100
 _HEAD = """\
 # What this project decides, written by `slipway init`; the reason is beside each value. Every other
 # key has its default: `slipway params` prints all, `slipway set KEY=VALUE` changes one.
@@ -45,14 +43,11 @@ def search_text(section: Mapping[str, Any]) -> str:
 def _entry(key: str, value: Any, reason: str) -> Iterator[str]:
     """Yield the lines of one key: its reason beside it, or above it where both are too long."""
     line, remark = yaml_entry(key, value, "  "), yaml_comment(reason)
-    if isinstance(value, dict) and value and len(line) > _WIDTH:
+    if isinstance(value, dict) and value and len(line) > WIDTH:
         yield f"  {key}:{remark}"
         yield from (yaml_entry(name, entry, "    ") for name, entry in value.items())
-    elif len(line + remark) <= _WIDTH:
+    elif len(line + remark) <= WIDTH:
         yield line + remark
     else:
-        text = remark.removeprefix(" # ")
-        yield from textwrap.wrap(
-            text, _WIDTH, initial_indent="  # ", subsequent_indent="  # ", break_long_words=False
-        )
+        yield comment_above(reason, "  ").rstrip("\n")
         yield line

@@ -53,6 +53,14 @@ def find_weights(folder: Path) -> Weights | None:
     return Weights(f"timm/{_NAME}", "hub", reason)
 
 
+def local_weights(folder: Path, network: str) -> Weights | None:
+    """Find the weights of a network of timm without a download; None if there are none."""
+    for path in sorted((folder / FOLDER).glob("*")):
+        if path.suffix in _ENDINGS and (found := weights_file(path)).network == network:
+            return found
+    return None
+
+
 def _reachable_bytes() -> int | None:
     """Return the size of the weights on the hub; None if it cannot be reached."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_url

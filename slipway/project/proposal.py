@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from slipway.config.network_arguments import TabmArguments
+from slipway.config.network_arguments import TabmArguments, require_network
 from slipway.config.params import Params, parse_params, value_at
 from slipway.config.sections import SplitParams, default_of
 from slipway.config.training import TrainParams
@@ -24,7 +24,7 @@ from slipway.data.tables.cells import typed_column
 from slipway.data.tables.column_types import ColumnGuess, counts_rows, marks_of
 from slipway.data.tables.hints import written_as
 from slipway.data.tables.notation import NO_NUMBERS, FoundMarks
-from slipway.kinds.inputs import TEXTS
+from slipway.kinds.inputs import ENCODER, TEXTS
 from slipway.kinds.registry import TaskKind, kind_of, task_for
 from slipway.project import findings, recipe
 from slipway.project.column_roles import SampledColumn, sampled_columns
@@ -33,12 +33,21 @@ from slipway.project.inspection import data_params
 from slipway.project.pretrained import Weights
 from slipway.project.rehearsal import settle
 from slipway.project.summary import DataSummary
-from slipway.project.task_choice import Question, TaskChoice, choose, panel_question
+from slipway.project.task_choice import (
+    Question,
+    TaskChoice,
+    choose,
+    chosen_in,
+    panel_question,
+)
+from slipway.system.errors import DataError, ParamsError
+from slipway.system.user_code import is_user_code
 
 _WIDTH = 100  # width of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
 _MIN_CLASS_ROWS = 3  # with fewer, a class is missing from a split
 _DATES = "data.date_format"
+CHOSEN = "as you chose"
 DECIMALS = {"comma": ",", "point": "."}  # answers to the question on the decimal mark
 
 
@@ -88,14 +97,16 @@ def propose(
     *,
     split_by: str | None = None,
     decimal: str | None = None,
+    network: str | None = None,
     weights: Weights | None = None,
     machine: recipe.Machine | None = None,
 ) -> ProjectProposal:
     """Return params for the data, or the question to answer first.
 
     `split_by` answers the question `panel` of an earlier proposal; `decimal` names the mark of
-    numbers that may mean two things; `weights` are used for photographs only. Raises ParamsError
-    for a task or target that does not suit the data, DataError if there is nothing to predict.
+    numbers that may mean two things; `network` is the user's choice; `weights` are used for
+    photographs only. Raises ParamsError for a task, target or network that does not suit the data,
+    DataError if there is nothing to predict.
     """
     columns = [] if summary.table is None else sampled_columns(summary.table.columns.values())
     notation = _notation(summary, columns, decimal)
@@ -109,7 +120,17 @@ def propose(
         choice = choose(summary, read, task, target, split_by)
     if isinstance(choice, Question):
         return ProjectProposal({}, {}, (choice,), notes=summary.notes, data=summary.path)
-    draft = _Draft(summary, choice, read, weights, machine or recipe.this_machine(), notation)
+    if network is not None:
+        require_network(network, choice.task, "--network")
+        if network == ENCODER and (weights is None or weights.network != ENCODER):
+            raise ParamsError(
+                "--network is 'encoder', which begins with a pretrained folder, expected another "
+                "network. Leave --network out, and then, in the project: "
+                "slipway run train.network=encoder train.pretrained=FOLDER"
+            )
+    draft = _Draft(
+        summary, choice, read, weights, machine or recipe.this_machine(), notation, network
+    )
     draft.fill()
     parse_params(draft.content)
     return ProjectProposal(
@@ -120,6 +141,33 @@ def propose(
         data=summary.path,
         panel=None if summary.given else panel_question(choice.roles),
     )
+
+
+def recipe_for(
+    summary: DataSummary,
+    data: Mapping[str, Any],
+    network: str | None,
+    *,
+    weights: Weights | None = None,
+    machine: recipe.Machine | None = None,
+) -> recipe.Values:
+    """Return what `propose` sets for a network, each with its reason, by "section.key".
+
+    `data` is the section of a project, whose task and columns stay as they are. Raises DataError if
+    the data does not have the rows of the task.
+    """
+    columns = [] if summary.table is None else sampled_columns(summary.table.columns.values())
+    notation = _notation(summary, columns, None)
+    read = notation.reread(columns)
+    choice = chosen_in(data, read)
+    inputs = kind_of(choice.task).input
+    if inputs.has_pixels != bool(summary.images) or inputs.has_texts != bool(choice.text_columns):
+        raise DataError(f"{summary.path} does not have the rows of {choice.task!r}.")
+    draft = _Draft(
+        summary, choice, read, weights, machine or recipe.this_machine(), notation, network
+    )
+    draft.fill_recipe()
+    return {key: (value_at(draft.content, key), reason) for key, reason in draft.reasons.items()}
 
 
 @dataclass(frozen=True)
@@ -194,6 +242,7 @@ class _Draft:
     weights: Weights | None
     machine: recipe.Machine
     notation: _Notation = field(default_factory=_Notation)
+    network: str | None = None  # the user's choice
     content: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -208,16 +257,24 @@ class _Draft:
         self._data()
         self._split()
         if self.choice.text_columns:
-            self._text_recipe()
+            names = [column.name for column in self.choice.text_columns]
+            self.set("data.text_columns", names, "free text")
         elif not self.kind.input.has_pixels:
             self._table_cells()
+        self.fill_recipe()
+        if self.summary.form == "table":
+            self._rehearse()
+        self._gates()
+
+    def fill_recipe(self) -> None:
+        """Fill in the network and what belongs to it."""
+        if self.kind.input.has_texts:
+            self._text_recipe()
+        elif not self.kind.input.has_pixels:
             self._table_recipe()
         else:
             self._image_recipe()
         self._outputs()
-        if self.summary.form == "table":
-            self._rehearse()
-        self._gates()
 
     def sampled(self) -> str:
         """Describe in words the rows and images that were inspected."""
@@ -500,36 +557,51 @@ class _Draft:
         arguments = TabmArguments()
         length = recipe.table_length(len(self.inputs()), arguments, num_train, self.machine)
         network, reason = "tabm", "the network for tables"
-        if "trees" in self.kind.target.parts:
+        if self.network is not None:
+            network, reason = self.network, CHOSEN
+        elif "trees" in self.kind.target.parts:
             network, reason = recipe.table_network(length, self.machine)
+        self.set("train.network", network, reason)
         if network in self.kind.input.trees:
-            self._trees(network, reason, num_train)
-            return
-        self.set("train.network", "tabm", reason)
-        self._length(length)
-        self._usual_rate("tabm")
+            rounds = f"rounds at most; about {num_train:,} training rows"
+            self.set("train.epochs", TrainParams.DEFAULTS[network]["epochs"], rounds)
+        elif network == "tabm":
+            self._length(length)
+        else:
+            self._batch_size(recipe.batch_size(num_train))
+        self._usual_rate(network)
+
+    # Texts ---------------------------------------------------------------------------------------
 
     def _text_recipe(self) -> None:
-        texts = self.choice.text_columns
-        self.set("data.text_columns", [column.name for column in texts], "free text")
-        self.set_all(recipe.text_values([column.raw for column in texts]))
-        self._length(recipe.text_length(self.rows_of("train")))
-        self._usual_rate("hashed_ngrams")
-
-    def _trees(self, network: str, reason: str, num_train: int) -> None:
+        num_train = self.rows_of("train")
+        values = recipe.text_values([column.raw for column in self.choice.text_columns])
+        self.set_all(values)
+        size = values["precompute.max_text_bytes"][0]
+        network, reason = self.network or "hashed_ngrams", CHOSEN
+        if self.network is None:
+            reason = "learns words and parts of words in seconds"
         self.set("train.network", network, reason)
-        usual = TrainParams.DEFAULTS[network]
-        rounds = f"rounds at most; about {num_train:,} training rows"
-        self.set("train.epochs", usual["epochs"], rounds)
+        if network == ENCODER:
+            assert self.weights is not None
+            self.set_all(recipe.encoder_values(self.weights, size))
+        if network in ("hashed_ngrams", "small_transformer"):
+            self._length(recipe.text_length(network, size, num_train, self.machine))
+        else:
+            self._batch_size(recipe.batch_size(num_train))
         self._usual_rate(network)
 
     def _usual_rate(self, network: str) -> None:
-        rate = TrainParams.DEFAULTS[network]["learning_rate"]
-        self.set("train.learning_rate", rate, "usual for this network")
+        rate = TrainParams.DEFAULTS.get(network, {}).get("learning_rate")
+        if rate is not None:
+            self.set("train.learning_rate", rate, "usual for this network")
 
     def _length(self, length: recipe.Length) -> None:
         self.set("train.epochs", length.epochs, length.reason)
-        self.set("train.batch_size", length.batch_size, "some tens of steps in an epoch")
+        self._batch_size(length.batch_size)
+
+    def _batch_size(self, size: int) -> None:
+        self.set("train.batch_size", size, "some tens of steps in an epoch")
 
     # Images --------------------------------------------------------------------------------------
 
@@ -537,7 +609,10 @@ class _Draft:
         images = self.summary.images
         assert images is not None
         num_train, is_number = self.rows_of("train"), not self.kind.target.has_classes
-        weights = self.weights if min(images.sides) > recipe.SMALL_PX else None
+        weights = self.weights if self.network or min(images.sides) > recipe.SMALL_PX else None
+        if self.network is not None and weights is not None and weights.network != self.network:
+            weights = None
+        network = self.network or (weights.network if weights else "small_resnet")
         values = recipe.image_values(images, is_number, weights is not None, self.machine.has_gpu)
         self.set_all(values)
         size = values["precompute.image_size_px"][0]
@@ -547,13 +622,21 @@ class _Draft:
         if forbid:
             self.set("augment.forbid", forbid, reason)
         width = None
-        if weights is None:
+        if network == "small_resnet":
             width = recipe.small_resnet_width(size, num_train, self.machine)
-        self.set_all(recipe.network_values(weights, width or 0, size))
-        length = recipe.image_length(size, width, num_train, self.machine)
-        self._length(length)
-        rate, why = (0.004, "usual for this network") if weights is None else (0.001, "fine-tuning")
-        rate = float(f"{rate * (length.batch_size / 128) ** 0.5:.1g}")
+        self.set_all(recipe.image_network(network, weights, width))
+        if self.network is not None:
+            self.reasons["train.network"] = CHOSEN
+        is_pretrained = weights is not None
+        length = recipe.image_length(size, width, is_pretrained, num_train, self.machine)
+        if is_user_code(network):
+            self._batch_size(length.batch_size)
+        else:
+            self._length(length)
+        usual, why = (0.004 if width else 0.001), "usual for this network"
+        if is_pretrained:
+            why = "fine-tuning"
+        rate = float(f"{usual * (length.batch_size / 128) ** 0.5:.1g}")
         self.set("train.learning_rate", rate, f"{why} and batch size")
         if not is_number:
             self.set("train.label_smoothing", 0.05, "some labels may be wrong")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from slipway.config.network_arguments import TabmArguments
+from slipway.config.network_arguments import SmallTransformerArguments, TabmArguments
 from slipway.config.params import value_at
 from slipway.data.sources.raw_tables import RawColumn
 from slipway.kinds.registry import are_trees, kind_of
@@ -39,6 +39,7 @@ _MOST_EPOCHS = 100
 _TEXT_STEPS = 150
 _WHOLE_TEXTS = 0.99  # fraction of the texts that are not cut
 _TEXT_STEP, _MOST_TEXT_BYTES = 64, 2048
+_BYTES_PER_TOKEN, _FEWEST_TOKENS, _MOST_TOKENS = 4, 16, 256
 _TABLE_EFFICIENCY = 0.35  # speed of small matrices relative to convolutions
 _FEWEST_EPOCHS_OF_TABM = 8
 _TREES_PAGE = "docs/how-to/trees.md"
@@ -118,13 +119,15 @@ def small_resnet_width(size_px: int, num_train: int, machine: Machine) -> int:
     return 32 if wanted * cost * _TRAINING <= _seconds(machine) * machine.flops else 16
 
 
-def image_length(size_px: int, width: int | None, num_train: int, machine: Machine) -> Length:
+def image_length(
+    size_px: int, width: int | None, is_pretrained: bool, num_train: int, machine: Machine
+) -> Length:
     """Return batch size and epochs of a network for images.
 
     `width` is that of `small_resnet`; None means ResNet-18.
     """
     per_pixel = _RESNET18_FLOPS if width is None else _SMALL_RESNET_FLOPS * width**2
-    usual = _USUAL_EPOCHS["pretrained" if width is None else "scratch"]
+    usual = _USUAL_EPOCHS["pretrained" if is_pretrained else "scratch"]
     return _length(per_pixel * size_px**2, usual, num_train, machine)
 
 
@@ -139,14 +142,21 @@ def table_length(
 
 
 def text_values(columns: Sequence[RawColumn]) -> Values:
-    """Return the text length, the network and its arguments, each with a reason."""
+    """Return the length of the texts that a network sees, with a reason."""
     num_bytes = np.sum([_cell_bytes(column) for column in columns], axis=0)
     usual = int(np.quantile(num_bytes, _WHOLE_TEXTS)) + len(columns)
     size = min(_MOST_TEXT_BYTES, max(_TEXT_STEP, math.ceil(usual / _TEXT_STEP) * _TEXT_STEP))
     whole = np.count_nonzero(num_bytes + len(columns) - 1 <= size) / max(1, num_bytes.size)
+    return {"precompute.max_text_bytes": (size, f"{whole:.1%} of the texts are not longer")}
+
+
+def encoder_values(weights: Weights, num_bytes: int) -> Values:
+    """Return the folder of an encoder, and the tokens of texts of so many bytes."""
+    tokens = min(_MOST_TOKENS, max(_FEWEST_TOKENS, num_bytes // _BYTES_PER_TOKEN))
     return {
-        "precompute.max_text_bytes": (size, f"{whole:.1%} of the texts are not longer"),
-        "train.network": ("hashed_ngrams", "learns words and parts of words in seconds"),
+        "precompute.tokenizer": (weights.pretrained, "the encoder's own"),
+        "precompute.max_tokens": (tokens, f"about {num_bytes} bytes; longer texts are cut"),
+        "train.pretrained": (weights.pretrained, weights.reason),
     }
 
 
@@ -157,8 +167,17 @@ def _cell_bytes(column: RawColumn) -> NDArray[np.int64]:
     return np.asarray(lengths[column.codes], np.int64)
 
 
-def text_length(num_train: int) -> Length:
-    """Return batch size and epochs of `hashed_ngrams`."""
+def text_length(network: str, num_bytes: int, num_train: int, machine: Machine) -> Length:
+    """Return batch size and epochs of `small_transformer` or `hashed_ngrams`.
+
+    `num_bytes` is the length of the texts, at most.
+    """
+    if network == "small_transformer":
+        arguments = SmallTransformerArguments()
+        positions, width = num_bytes / arguments.patch, arguments.width
+        per_position = arguments.num_layers * (24 * width**2 + 4 * width * positions)
+        cost = positions * per_position / _TABLE_EFFICIENCY
+        return _length(cost, _USUAL_EPOCHS["text"], num_train, machine)
     size = batch_size(num_train)
     steps = max(1, math.ceil(num_train / size))
     epochs = max(_USUAL_EPOCHS["text"], min(_MOST_EPOCHS, math.ceil(_TEXT_STEPS / steps)))
@@ -214,19 +233,19 @@ def _seconds(machine: Machine) -> float:
     return _TRAINING_SECONDS["gpu" if machine.has_gpu else "cpu"]
 
 
-def network_values(weights: Weights | None, width: int, size_px: int) -> Values:
-    """Return the params of a network for images: a pretrained one, or `small_resnet` of a width."""
+def image_network(network: str, weights: Weights | None, width: int | None) -> Values:
+    """Return the params of a network for images; `width` is that of `small_resnet`."""
     if weights is not None:
         return {
-            "train.network": (weights.network, "photographs: a pretrained network"),
+            "train.network": (network, "photographs: a pretrained network"),
             "train.pretrained": (weights.pretrained, weights.reason),
             "train.freeze_epochs": (1, "the new head learns first"),
         }
-    learns_more = "a larger width learns more and takes longer"
-    return {
-        "train.network": ("small_resnet", "trained from scratch"),
-        "train.network_arguments": ({"width": width}, learns_more),
-    }
+    values: Values = {"train.network": (network, "trained from scratch")}
+    if width is not None:
+        learns_more = "a larger width learns more and takes longer"
+        values["train.network_arguments"] = ({"width": width}, learns_more)
+    return values
 
 
 def augmentation(

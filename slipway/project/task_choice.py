@@ -1,7 +1,8 @@
 """Chooses the task and the target, or returns a question to the user if they are unclear."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slipway.data.rules.class_names import joined_counts
 from slipway.data.sources.image_tables import missing_column
@@ -96,6 +97,25 @@ def choose(
     reason = f"{column.name!r} holds {held}: {shown}"
     found = task_for(inputs, kind)
     return TaskChoice(found, reason, column, target_reason, roles, text_columns=texts)
+
+
+def chosen_in(data: Mapping[str, Any], columns: Sequence[SampledColumn]) -> TaskChoice:
+    """Return the choice that the section `data` of a project's params.yaml holds."""
+    known = {column.name: column for column in columns}
+    kind, named = kind_of(data["task"]), data.get("target_column", "label")
+    several = named if isinstance(named, list) else []
+    group, time, weight, split = (
+        known.get(data.get(f"{role}_column", "")) for role in ("group", "time", "weight", "split")
+    )
+    return TaskChoice(
+        kind.name,
+        "",
+        None if several else known.get(named),
+        "",
+        Roles((), group, time, weight, split, ()),
+        tuple(known[name] for name in several if name in known),
+        tuple(known[name] for name in data.get("text_columns", ()) if name in known),
+    )
 
 
 def panel_question(roles: Roles) -> Question | None:

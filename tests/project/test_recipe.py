@@ -35,6 +35,7 @@ def text_content() -> dict[str, Any]:
     for key, (value, _) in text_values([column]).items():
         section, _, name = key.partition(".")
         content[section][name] = value
+    content["train"]["network"] = "hashed_ngrams"
     content["train"]["network_arguments"] = HashedNgramsArguments().model_dump()
     return content
 

@@ -42,7 +42,7 @@ ROOMS: Table = {
     "profiling": (*_BELOW_EXPORT, "planning"),
     "export": (*_BELOW_EXPORT, "drift"),
     "preflight": (*_BELOW_EXPORT, "drift", "planning", "export"),
-    "experiments": (*_BELOW_EXPORT, "drift", "planning", "export", "preflight"),
+    "experiments": (*_BELOW_EXPORT, "project", "drift", "planning", "export", "preflight"),
     "search": (
         *(*_BELOW_EXPORT, "drift", "planning", "export", "preflight"),
         "experiments",
