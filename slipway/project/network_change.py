@@ -35,7 +35,7 @@ _NO_VALUE = (ABSENT, "")
 
 
 class ChangedParams(NamedTuple):
-    """The new text of params.yaml, and what to tell about it, line by line."""
+    """The new text of params.yaml, and a report of it, line by line."""
 
     text: str
     lines: list[str]
@@ -87,7 +87,7 @@ def _with_recipe(text: str, former: str, network: str, given: Mapping[str, Any])
     text = edited_text(text, searched)
     parse_params(read_text(text))
     others = {key: value for key, value in given.items() if key != NETWORK}
-    told = {
+    lines_by_kind = {
         "its recipe": [one.new for one in changes if one.new and one.key not in given],
         f"removed with {former}": [one.old for one in changes if one.is_removed],
         "kept, because you chose them": [one.old for one in changes if one.edit is None],
@@ -99,7 +99,7 @@ def _with_recipe(text: str, former: str, network: str, given: Mapping[str, Any])
         text,
         [
             f"params.yaml: {NETWORK}: {network} (was {former})",
-            *(f"  {what}: {', '.join(named)}" for what, named in told.items() if named),
+            *(f"  {what}: {', '.join(named)}" for what, named in lines_by_kind.items() if named),
             *([f"  {recipes.note}"] if recipes.note else []),
             *_assigned(others),
         ],
@@ -107,7 +107,7 @@ def _with_recipe(text: str, former: str, network: str, given: Mapping[str, Any])
 
 
 class _Change(NamedTuple):
-    """What becomes of one key; without an edit it stays, against the new recipe."""
+    """The fate of one key: an edit, or none if it stays against the new recipe."""
 
     key: str
     present: Any
@@ -193,7 +193,7 @@ def _weights(content: Mapping[str, Any], network: str, given: Mapping[str, Any])
 def _changes(
     content: Mapping[str, Any], recipes: _Recipes, given: Mapping[str, Any]
 ) -> Iterator[_Change]:
-    """Yield what becomes of each key that the file or the new recipe has.
+    """Yield the fate of each key that the file or the new recipe has.
 
     A value that the user changed stays if its key does not depend on the network.
     """

@@ -3,7 +3,7 @@
 import pytest
 from ruamel.yaml import YAML
 
-from slipway.project.params_text import params_text
+from slipway.project.creation import params_text
 
 pytestmark = pytest.mark.unit
 CONTENT = {

@@ -11,7 +11,7 @@ from slipway.config.network_arguments import HashedNgramsArguments
 from slipway.config.params import parse_params
 from slipway.data.sources.raw_tables import stored_column
 from slipway.planning.search_space import read_space
-from slipway.project.params_text import search_text
+from slipway.project.creation import search_text
 from slipway.project.recipe import proposed_search, text_values
 from tests.config.contents import CONTENT, table_content
 from tests.project_params import of_kind
