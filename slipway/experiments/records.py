@@ -7,6 +7,7 @@ a finished run as an experiment of the same name.
 import json
 import platform
 import re
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -114,9 +115,11 @@ def log_path(name: str) -> Path:
 def new_name(requested: str | None) -> str:
     """Return the name for a new experiment: the requested one, or the next `run-NUMBER`.
 
-    Raises ParamsError if the requested one is taken or invalid.
+    A run that did not finish gives its name to the run that resumes it. Raises ParamsError if the
+    requested name is taken or invalid.
     """
-    taken = {path.stem for path in EXPERIMENTS.glob("*.json")} | set(repository.experiments())
+    saved, records = repository.experiments(), {one.name: one for one in read_records()}
+    taken = records.keys() | saved.keys()
     if requested is None:
         matches = [_NUMBERED.fullmatch(name) for name in taken]
         numbers = [int(one[1]) for one in matches if one]
@@ -126,11 +129,14 @@ def new_name(requested: str | None) -> str:
             f"{requested!r} cannot name an experiment, expected letters, digits, '-', '_' and '.', "
             "such as wide-network. Choose another name."
         )
-    if requested in taken:
+    former = records.get(requested)
+    is_unfinished = former is not None and former.ended != "done" and former.search is None
+    if requested in taken and (requested in saved or not is_unfinished):
+        remove = [f"rm {EXPERIMENTS}/{requested}.*"] * (former is not None)
+        remove += [f"dvc exp remove {requested}"] * (requested in saved)
         raise ParamsError(
             f"an experiment {requested!r} exists, and a name is used once. Choose another name "
-            f"such as {free_name(requested, taken)!r}, or remove the old one: "
-            f"rm -f {EXPERIMENTS}/{requested}.*; dvc exp remove {requested}"
+            f"such as {free_name(requested, taken)!r}, or remove the old one: {'; '.join(remove)}"
         )
     return requested
 
@@ -173,7 +179,7 @@ def shortened(text: str, longest: int) -> str:
     return text if len(text) <= longest else f"{text[:half]} ... {text[-half:]}"
 
 
-def free_name(prefix: str, taken: set[str], first: int = 2) -> str:
+def free_name(prefix: str, taken: Collection[str], first: int = 2) -> str:
     """Return the first of PREFIX-2, PREFIX-3 and so on that is not taken."""
     names = (f"{prefix}-{number}" for number in range(first, 10**6))
     return next(name for name in names if name not in taken)

@@ -1,6 +1,9 @@
 """`slipway take` and `slipway reset`: change the workspace without losing the user's edits."""
 
+import contextlib
+import os
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from slipway.config.params import no_project, read_content, value_at
@@ -15,9 +18,10 @@ from slipway.experiments.records import (
     shortened,
 )
 from slipway.experiments.run import PARAMS, alone
-from slipway.system.errors import ParamsError
+from slipway.system.errors import LockedError, ParamsError
 
-_LONGEST_CAUSE = 400  # characters
+_LONGEST_CAUSE, _LONGEST_COMMAND = 400, 80  # characters
+_PROGRAMS = ("dvc", "slipway", "bentoml")
 _WORK, _REPORTS = Path(".work"), Path("reports")
 # What others than stages keep in .work: records, downloads, settings, DVC's state, and the state of
 # the service, with feedback, history and rolled-out models.
@@ -105,6 +109,7 @@ def removable() -> list[Path]:
     """
     with alone():  # undoes a killed `slipway take` before anything is listed
         content = read_content()
+        _require_idle()
     outputs = [path for paths in read_pipeline(content).outs.values() for path in paths]
     pages = [*_REPORTS.glob("*.html"), *_REPORTS.glob("*.png")]
     work = [path for path in _WORK.glob("*") if path.name not in _KEPT]
@@ -123,11 +128,56 @@ def removable() -> list[Path]:
 def reset(paths: list[Path]) -> None:
     """Remove the paths while nothing runs."""
     with alone():
+        _require_idle()
         for path in paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
             else:
                 path.unlink(missing_ok=True)
+
+
+def _require_idle() -> None:
+    """Raise LockedError if DVC, a stage, a verb or a service of this project still runs."""
+    if working := working_in(Path()):
+        shown = "; ".join(f"`{command}` is process {one}" for one, command in working.items())
+        raise LockedError(
+            f"this project is in use: {shown}; expected nothing that reads or writes what reset "
+            f"removes. Wait for the end, or bring it about: kill {' '.join(map(str, working))}"
+        )
+
+
+def working_in(project: Path) -> dict[int, str]:
+    """Return the command of each process that works in a project, by its id, as far as Linux says.
+
+    These are DVC, stages, the service and verbs of `slipway`, started in the project or below it.
+    Processes that one of them has started are left out, and so are those around this one.
+    """
+    root, parents, found = project.resolve(), dict[int, int](), dict[int, str]()
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):  # it has ended, or is another user's
+            process, place = int(entry.name), Path(os.readlink(entry / "cwd"))
+            parents[process] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if place.is_relative_to(root) and (command := _command(words)):
+                found[process] = command
+    process = os.getpid()
+    while process in parents:
+        found.pop(process, None)
+        process = parents[process]
+    return {one: found[one] for one in sorted(found) if parents[one] not in found}
+
+
+def _command(words: Sequence[str]) -> str:
+    """Return the command of a program that works in a project, shortened; "" for any other one."""
+    is_python = Path(words[0]).name.startswith("python")
+    for place, word in enumerate(words[: 4 if is_python else 1]):
+        module = word if place and words[place - 1] == "-m" else ""
+        name = module.partition(".")[0] or Path(word).name
+        rest = [one for one in words[place + 1 :] if one]
+        if name in _PROGRAMS and (module or place < 2) and rest[:1] not in (["reset"], ["show"]):
+            shown = name if module in ("", name, f"{name}.cli") else f"python -m {module}"
+            return shortened(" ".join([shown, *rest]), _LONGEST_COMMAND)
+    return ""
 
 
 def _overlap(one: Path, other: Path) -> bool:

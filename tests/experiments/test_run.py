@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from slipway.config.stage_graph import Pipeline
 from slipway.experiments.records import new_name, read_records, write_record
 from slipway.experiments.reproduction import is_running
 from slipway.experiments.run import ExperimentRequest, alone, conclude
-from slipway.experiments.workspace import opened_before, take
+from slipway.experiments.workspace import opened_before, take, working_in
 from slipway.system.errors import LockedError, ParamsError, SchemaError
 from slipway.system.files import write_text
 from tests.experiments.records import record
@@ -84,6 +85,46 @@ def test_error_for_a_taken_or_invalid_name_proposes_another() -> None:
     for name in ("a b", "../x", "-x", "a..b", ""):
         with pytest.raises(ParamsError, match="such as wide-network"):
             new_name(name)
+
+
+@pytest.mark.usefixtures("empty")
+@pytest.mark.parametrize("status", ["interrupted", "failed", "running"])
+def test_an_unfinished_run_gives_its_name_to_the_run_that_resumes_it(status: str) -> None:
+    write_record(record("first", status=status, process=2**22 + 1))
+    assert new_name("first") == "first"
+
+
+@pytest.mark.usefixtures("empty")
+def test_the_name_of_an_unfinished_trial_stays_taken() -> None:
+    write_record(record("search-1-001", status="failed", search="search-1"))
+    with pytest.raises(ParamsError, match=r"rm \.work/experiments/search-1-001\.\*$"):
+        new_name("search-1-001")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["dvc", "repro", "train"], "`dvc repro train`"),
+        (["bentoml", "serve"], "`bentoml serve`"),
+        (["slipway", "show"], ""),
+        (["editor", "dvc"], ""),
+    ],
+)
+def test_reset_refuses_while_a_program_works_in_the_project(
+    tmp_path: Path, words: list[str], shown: str
+) -> None:
+    program, below = tmp_path / words[0], tmp_path / "project/notebooks"
+    program.write_text("import time\nprint(flush=True)\ntime.sleep(60)\n")
+    below.mkdir(parents=True)
+    command = [sys.executable, str(program), *words[1:]]
+    with subprocess.Popen(command, cwd=below, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        found, elsewhere = working_in(tmp_path / "project"), working_in(tmp_path / "other")
+        process.kill()
+    assert [f"`{command}`" for command in found.values()] == [shown] * bool(shown)
+    assert elsewhere == {}
 
 
 @pytest.mark.usefixtures("empty")
