@@ -25,7 +25,7 @@ from bench.conditions import conditions
 from bench.serving_models import messages, write_large, write_text
 from bench.serving_speed import photograph
 from slipway.artifacts.bundle import LoadedBundle
-from slipway.inference.local import LoadedModel
+from slipway.inference.local import LoadedModel, certified_model
 from slipway.inputs.texts import TextContract, encode_texts, read_text
 from slipway.system import files
 
@@ -53,7 +53,7 @@ def bare_rate(case: Case, model: LoadedModel, num_rows: int, batch_size: int) ->
     """Return rows per second of the runtime alone, over the first rows."""
     started = perf_counter()
     for begin in range(0, num_rows, batch_size):
-        model.certified.run(case.rows(model, begin, min(begin + batch_size, num_rows)))
+        certified_model(model).run(case.rows(model, begin, min(begin + batch_size, num_rows)))
     return num_rows / (perf_counter() - started)
 
 
@@ -89,7 +89,7 @@ def write_messages(folder: Path) -> Path:
 
 def tokens(model: LoadedModel, begin: int, end: int) -> NDArray[Any]:
     """Return the tokens of messages, in rows as long as the longest."""
-    contract = model.certified.bundle.manifest.input
+    contract = certified_model(model).bundle.manifest.input
     assert isinstance(contract, TextContract)
     texts = [read_text({"text": text}, contract) for text in messages()[begin:end]]
     rows = encode_texts(texts, contract)

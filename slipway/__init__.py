@@ -22,20 +22,29 @@ if sys.platform != "linux":
     raise ImportError(_text)
 
 _PUBLIC = {
-    "load": "local",
-    "LoadedModel": "local",
-    "Client": "client",
-    "predict_files": "files",
-    "ClassPrediction": "predictions",
-    "ValuePrediction": "predictions",
-    "Explanation": "predictions",
+    "load": "inference.local",
+    "LoadedModel": "inference.local",
+    "Client": "inference.client",
+    "ServiceError": "inference.client",
+    "predict_files": "inference.files",
+    "PredictedFile": "inference.files",
+    **dict.fromkeys(
+        (
+            *("ClassPrediction", "LabelsPrediction", "ValuePrediction"),
+            *("Prediction", "Predictions", "Explanation"),
+        ),
+        "inference.predictions",
+    ),
+    **dict.fromkeys(
+        ("SlipwayError", "BundleError", "DataError", "UnavailableError"), "system.errors"
+    ),
 }
 
 
 def __getattr__(name: str) -> object:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.inference.{_PUBLIC[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_PUBLIC[name]}"), name)
 
 
 def __dir__() -> list[str]:

@@ -15,8 +15,9 @@ from slipway.inference.images import image_bytes, image_list
 from slipway.inference.json_rows import json_row
 from slipway.inference.predictions import (
     Explanation,
-    Prediction,
+    Predictions,
     explanation_of,
+    index_of,
     prediction_of,
 )
 from slipway.inputs.multipart import encode_images
@@ -28,18 +29,30 @@ _Request = tuple[str, bytes]  # content type and body
 
 
 class ServiceError(SlipwayError):
-    """The service refused a request; docs/reference/serving.md lists each `code`."""
+    """The service refused a request; docs/reference/serving.md lists each `code`.
+
+    >>> try:
+    ...     client.predict([row | {"age": "old"}])
+    ... except slipway.ServiceError as error:
+    ...     print(error.status, error.code, error.field)
+    422 type_violation rows[0].age
+    """
 
     def __init__(self, status: int, error: Mapping[str, Any]) -> None:
         super().__init__(f"{status} {error.get('code')}: {error.get('message')}")
-        self.status = status
-        self.code = error.get("code")
+        self.status = status  # of HTTP, 400 to 599
+        self.code = error.get("code")  # such as "type_violation"; None from something else
         self.field = error.get("field")  # the bad item or cell
-        self.request_id = error.get("request_id")
+        self.request_id = error.get("request_id")  # as in the log of the service
 
 
 class Client:
-    """A client of one service, safe to share between threads. `close` it, or use it in a `with`."""
+    """A client of one service, safe to share between threads. `close` it, or use it in a `with`.
+
+    >>> with slipway.Client(url) as client:
+    ...     print(type(client.predict(row)).__name__)
+    ClassPrediction
+    """
 
     def __init__(
         self,
@@ -68,6 +81,9 @@ class Client:
         """Return the answer to an image or row; a list of answers for a list or a DataFrame.
 
         Raises ServiceError if the service refuses an item, UnavailableError if it does not answer.
+
+        >>> client.predict([row, row]).to_arrow().num_rows
+        2
         """
         rows, is_list = _rows(given)
         if rows is not None:
@@ -80,7 +96,7 @@ class Client:
             is_list = images is not None
             encoded = map(image_bytes, [given] if images is None else images)
             requests = [encode_images(part) for part in self._grouped(encoded, self._max_items)]
-        answers: list[Prediction] = []
+        answers = Predictions(index=index_of(given))
         for request in requests:
             content = self._ask("POST", "/predict", request)
             answers += map(prediction_of, content.get("predictions", [content]))
@@ -90,6 +106,9 @@ class Client:
         """Return the prediction for one image, row or text, with its explanation.
 
         Raises ServiceError and UnavailableError as `predict` does.
+
+        >>> client.explain(row).kind
+        'columns'
         """
         rows, is_list = _rows(item)
         if is_list or image_list(item) is not None:
@@ -102,11 +121,19 @@ class Client:
         return explanation_of(self._ask("POST", "/explain", request))
 
     def info(self) -> dict[str, Any]:
-        """Return the content of `GET /model`."""
+        """Return the content of `GET /model`.
+
+        >>> client.info()["task"]
+        'table_classification'
+        """
         return self._ask("GET", "/model")
 
     def close(self) -> None:
-        """Close the connections."""
+        """Close the connections.
+
+        >>> client = slipway.Client(url)
+        >>> client.close()
+        """
         self._http.close()
 
     def __enter__(self) -> Self:

@@ -11,17 +11,29 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
+from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet as pq
+
+from slipway.config.sections import WORKBOOK
+from slipway.data.sources.formats.json_lines import is_jsonl
 from slipway.data.sources.text_format import TextFormat
-from slipway.inference.local import LoadedModel, load
+from slipway.inference.local import LoadedModel, certified_model, load
 from slipway.inference.outputs import Answer, AnswerFile, answer_file
 from slipway.inference.parts import FORMAT_VERSION, PartRecord, PartsFolder, PartsManifest
+from slipway.inference.predictions import required_pandas
 from slipway.inference.sources import FileSource, RowFault
 from slipway.inputs.contract import InputContract
 from slipway.kinds.registry import input_kind
 from slipway.predictor.model import CertifiedModel
 from slipway.system import files
 from slipway.system.errors import DataError
+
+if TYPE_CHECKING:
+    import pandas
 
 Progress = Callable[[int, int | None], object]  # rows so far, and all rows if that is known
 PathLike = str | os.PathLike[str]
@@ -30,11 +42,16 @@ _INVALID = RowFault("invalid_answer", "the model answered NaN or an infinity")
 
 @dataclass(frozen=True)
 class PredictedFile:
-    """The result of `predict_files`: the file, and how many rows have an answer or a fault."""
+    """The result of `predict_files`: the file, and how many rows have an answer or a fault.
+
+    >>> done = slipway.predict_files(model, "in.csv", "out.parquet")
+    >>> done.rows, done.answered, done.faults
+    (3, 2, {'type_violation': 1})
+    """
 
     destination: Path
-    rows: int  # of the source
-    faults: dict[str, int]  # rows without an answer, by code
+    rows: int  # of the source, 0 or more
+    faults: dict[str, int]  # rows without an answer, by code of docs/reference/serving.md
     resumed_rows: int  # that an earlier, interrupted run had finished
     seconds: float  # of this run
 
@@ -42,6 +59,44 @@ class PredictedFile:
     def answered(self) -> int:
         """The number of rows with an answer."""
         return self.rows - sum(self.faults.values())
+
+    def to_arrow(self) -> pa.Table:
+        """Read the file as a `pyarrow.Table`: a row for each row of the source, in its order.
+
+        Raises DataError for a workbook, which pyarrow does not read.
+
+        >>> done = slipway.predict_files(model, "in.csv", "out.csv")
+        >>> done.to_arrow()["error_code"].to_pylist()
+        ['', 'type_violation', '']
+        """
+        ending = self.destination.suffix.lower()
+        if is_jsonl(self.destination):
+            return pyarrow.json.read_json(self.destination)
+        if ending == ".csv":
+            names = pyarrow.csv.open_csv(self.destination).schema.names
+            is_label = "prediction_set" in names
+            texts = {name: pa.string() for name in ("prediction", "error") if is_label}
+            return pyarrow.csv.read_csv(
+                self.destination, convert_options=pyarrow.csv.ConvertOptions(column_types=texts)
+            )
+        if ending == WORKBOOK:
+            raise DataError(
+                f"{self.destination} is a workbook, expected .csv, .parquet or .jsonl. "
+                "Read it with to_pandas()."
+            )
+        return pq.read_table(self.destination)
+
+    def to_pandas(self) -> "pandas.DataFrame":
+        """Read the file as a DataFrame: a row for each row of the source, in its order.
+
+        >>> done = slipway.predict_files(model, "in.csv", "out.jsonl")
+        >>> done.to_pandas().columns.tolist()
+        ['row', 'prediction', 'error']
+        """
+        if self.destination.suffix.lower() == WORKBOOK:
+            return required_pandas().read_excel(self.destination)
+        required_pandas()
+        return self.to_arrow().to_pandas()
 
 
 def predict_files(
@@ -61,6 +116,9 @@ def predict_files(
     rows wait in DESTINATION.parts: the same call after a crash resumes after them. Raises DataError
     if the source as a whole cannot be read, if the destination exists (unless `overwrite`), or if
     its parts are of another model or source.
+
+    >>> slipway.predict_files("my_project", "in.csv", "answers.csv").destination.name
+    'answers.csv'
     """
     source, destination = Path(source), Path(destination)
     started = perf_counter()
@@ -75,7 +133,7 @@ def predict_files(
     with ExitStack() as stack:
         if not isinstance(model, LoadedModel):
             model = stack.enter_context(load(model))
-        certified = model.certified
+        certified = certified_model(model)
         rows = _open_source(certified, source, encoding)
         stack.callback(rows.close)
         manifest = certified.bundle.manifest

@@ -26,7 +26,9 @@ from slipway.artifacts.bundle import MANIFEST
 from slipway.inference.predictions import (
     Explanation,
     Prediction,
+    Predictions,
     explanation_of,
+    index_of,
     prediction_of,
 )
 from slipway.inputs.contract import InputContract
@@ -57,7 +59,12 @@ class ItemReader(Protocol):
 
 
 class LoadedModel:
-    """A certified model, safe to share between threads. `close` it, or use it in a `with`."""
+    """A certified model, safe to share between threads. `close` it, or use it in a `with`.
+
+    >>> with slipway.load("my_project") as model:
+    ...     print(type(model.predict(row)).__name__)
+    ClassPrediction
+    """
 
     def __init__(self, model: CertifiedModel) -> None:
         contract = model.bundle.manifest.input
@@ -66,7 +73,7 @@ class LoadedModel:
         self._reader = make(contract)
 
     @overload
-    def predict(self, given: list[Any] | tuple[Any, ...]) -> list[Prediction]: ...
+    def predict(self, given: list[Any] | tuple[Any, ...]) -> Predictions: ...
     @overload
     def predict(
         self, given: str | os.PathLike[str] | bytes | Image | Mapping[str, Any]
@@ -79,23 +86,30 @@ class LoadedModel:
         An image is a path, encoded bytes, a PIL image, or an array of uint8 (height, width) or
         (height, width, channels). A row is a dict. Raises DataError for an item that the model does
         not accept, with its position.
+
+        >>> model.predict([row])[0] == model.predict(row)
+        True
         """
-        model = self.certified
+        model = certified_model(self)
         batches, is_list = self._reader.read(given, model.max_batch_size)
         answers = [
             prediction_of(answer)
             for inputs in batches
             for answer in finite_answers(model.answer_rows(inputs))
         ]
-        return answers if is_list else answers[0]
+        return Predictions(answers, index_of(given)) if is_list else answers[0]
 
     def explain(self, item: Any, budget_s: float = 5.0) -> Explanation:
         """Return the prediction for one item, explained by changed copies of the item.
 
         `budget_s` limits the time that the model runs; in the service this limit is half of
         SLIPWAY_REQUEST_TIMEOUT_S.
+
+        >>> why = model.explain(row, budget_s=1)
+        >>> sum(one["contribution"] for one in why.details["columns"]) <= 1
+        True
         """
-        model = self.certified
+        model = certified_model(self)
         require_explainable(model.input_kind)
         inputs = [row for batch in self._reader.read(item, 1)[0] for row in batch]
         if len(inputs) != 1:
@@ -131,19 +145,19 @@ class LoadedModel:
 
         `gates` is "passed", "none", "missed" or "unjudged". The service serves a model with the
         first two only.
+
+        >>> model.info()["gates"]
+        'passed'
         """
-        model = self.certified
+        model = certified_model(self)
         return {"gates": model.certificate.gates} | model.info()
 
-    @property
-    def certified(self) -> CertifiedModel:
-        """The model behind the answers. Raises UnavailableError once this object is closed."""
-        if self._model is None:
-            raise UnavailableError("this model is closed. Load it again with slipway.load.")
-        return self._model
-
     def close(self) -> None:
-        """Free the model. Calls in other threads may still finish."""
+        """Free the model. Calls in other threads may still finish.
+
+        >>> with slipway.load("my_project") as model:
+        ...     answer = model.predict(row)  # closed here
+        """
         self._model = None
         self._reader.close()
 
@@ -159,6 +173,13 @@ class LoadedModel:
         self.close()
 
 
+def certified_model(loaded: LoadedModel) -> CertifiedModel:
+    """Return the model behind the answers. Raises UnavailableError once it is closed."""
+    if loaded._model is None:
+        raise UnavailableError("this model is closed. Load it again with slipway.load.")
+    return loaded._model
+
+
 def load(
     path: str | os.PathLike[str] = ".",
     *,
@@ -171,6 +192,10 @@ def load(
     `provider`, `variant` and `num_threads` (0: every core) mean the same as SLIPWAY_PROVIDER,
     SLIPWAY_VARIANT and SLIPWAY_NUM_THREADS. Raises SlipwayError if a file was altered or no
     certificate fits. Missed quality gates are not an error here: `info` shows the verdict.
+
+    >>> with slipway.load("my_project", num_threads=2) as model:
+    ...     model.info()["gates"]
+    'passed'
     """
     bundle = find_bundle(Path(path))
     beside, project = bundle.parent, bundle.parent.parent

@@ -24,6 +24,7 @@ from slipway.artifacts.uncertainty import Decision
 from slipway.config.sections import WORKBOOK
 from slipway.data.sources.formats.excel import MOST_ROWS, required_openpyxl
 from slipway.data.sources.raw_tables import EXACT_INTEGERS
+from slipway.inference.predictions import predicted_columns
 from slipway.inference.sources import JSON_ROW, RowFault
 from slipway.system.errors import DataError
 
@@ -139,7 +140,7 @@ class ParquetAnswers:
         """Return a table of the source's cells followed by the columns of the answers."""
         found: list[Mapping[str, Any]] = [answer or {} for answer in answers]
         columns = {name: [answer.get(name) for answer in found] for name in self._facts}
-        columns |= self._predicted(found)
+        columns |= predicted_columns(found, self._labels)
         each_fault = [faults.get(position) for position in range(len(answers))]
         columns["error_code"] = [fault and fault.code for fault in each_fault]
         columns["error"] = [fault and fault.message for fault in each_fault]
@@ -147,7 +148,7 @@ class ParquetAnswers:
         return pa.Table.from_arrays([*carried.columns, *own], schema=self.schema)
 
     def _predicted_fields(self) -> list[tuple[str, pa.DataType]]:
-        """Return the names and types of the columns of `_predicted`."""
+        """Return the names and types of the columns of `predicted_columns`."""
         if not self._labels:
             names = ("prediction", "interval_low", "interval_high")
             return [(name, pa.float64()) for name in names]
@@ -157,26 +158,6 @@ class ParquetAnswers:
             *((name, pa.float64()) for name in self._names),
             ("prediction_set", labels),
         ]
-
-    def _predicted(self, answers: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-        """Return the columns of the predicted labels and probabilities, or of the values."""
-        if not self._labels:
-            intervals = [answer.get("interval") or (None, None) for answer in answers]
-            return {
-                "prediction": [answer.get("value") for answer in answers],
-                "interval_low": [low for low, _ in intervals],
-                "interval_high": [high for _, high in intervals],
-            }
-        key = "labels" if self._several else "label"
-        each = [answer.get("probabilities", {}) for answer in answers]
-        return {
-            "prediction": [answer.get(key) for answer in answers],
-            "prediction_set": [answer.get("prediction_set") for answer in answers],
-            **{
-                name: [probabilities.get(label) for probabilities in each]
-                for label, name in zip(self._labels, self._names, strict=True)
-            },
-        }
 
     def join(self, parts: Iterable[Path], file: IO[bytes]) -> None:
         with pq.ParquetWriter(file, self.schema) as writer:

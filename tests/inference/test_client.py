@@ -58,10 +58,11 @@ def test_a_list_is_sent_in_requests_of_the_allowed_size() -> None:
         {"a": range(25), "b": [float("nan")] * 25, "c": pd.Timestamp("2021-03-04")}
     )
     with client_of(handle, max_rows=10) as client:
-        found = client.predict(frame)
-    assert sizes == [10, 10, 5]
-    assert [one.value for one in found] == list(range(25))
-    assert found[0] == ValuePrediction(0, (1, 2), 0.1, False)
+        found = client.predict(frame[::-1][:24][::-1])
+    assert sizes == [10, 10, 4]
+    assert found.to_pandas().index.tolist() == list(range(1, 25))
+    assert [one.value for one in found] == list(range(1, 25))
+    assert found[0] == ValuePrediction(1, (1, 2), 0.1, False)
 
 
 def test_images_are_divided_by_number_and_by_bytes() -> None:

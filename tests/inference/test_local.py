@@ -2,12 +2,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 import slipway
 from slipway.artifacts.bundle import load_bundle
 from slipway.inference.local import LoadedModel, load
-from slipway.inference.predictions import ClassPrediction, ValuePrediction
+from slipway.inference.predictions import ClassPrediction, Predictions, ValuePrediction
 from slipway.predictor.model import InvalidAnswerError
 from slipway.system.errors import (
     BundleError,
@@ -70,6 +71,37 @@ def test_a_numeric_target_has_a_value_and_an_interval(tmp_path: Path) -> None:
         assert found.interval == (found.value - 0.25, found.value + 0.25)
         with pytest.raises(InvalidAnswerError, match="NaN or an infinity"):
             model.predict(np.zeros(CONTRACT.shape, np.uint8))
+
+
+def test_predictions_of_a_dataframe_are_a_table_with_its_index_and_the_columns_of_a_file(
+    table_model: LoadedModel, tmp_path: Path
+) -> None:
+    frame = pd.DataFrame([table_row(number) for number in range(9)], index=list("abcdefghi"))
+    found = table_model.predict(frame[frame.age > 2])
+    assert list(found.to_pandas().index) == list("defghi")
+    assert found.to_arrow().to_pylist() == found.to_pandas().to_dict("records")
+    frame.to_csv(tmp_path / "in.csv", index=False)
+    for ending in ("csv", "parquet", "xlsx"):
+        done = slipway.predict_files(table_model, tmp_path / "in.csv", tmp_path / f"out.{ending}")
+        written = done.to_pandas()[3:]
+        for name in found.to_arrow().column_names:
+            expected = found.to_pandas()[name].tolist()
+            if name != "prediction_set":
+                assert written[name].tolist() == pytest.approx(expected, nan_ok=True), name
+    assert table_model.predict([]).to_arrow().num_rows == 0
+
+
+def test_values_are_a_table_with_their_intervals() -> None:
+    found = Predictions(
+        [ValuePrediction(1.5, (1, 2), 0.1, False), ValuePrediction(2.5, None, 9, True)]
+    )
+    assert found.to_arrow().to_pydict() == {
+        "prediction": [1.5, 2.5],
+        "interval_low": [1, None],
+        "interval_high": [2, None],
+        "ood_score": [0.1, 9],
+        "is_ood": [False, True],
+    }
 
 
 def test_answers_on_many_threads_equal_those_on_one(table_model: LoadedModel) -> None:
