@@ -1,7 +1,10 @@
 # Every command of the project; `make help` lists them.
 SHELL := /bin/bash
-# Every recipe's shell starts by reading env.sh: the private environment, all state inside the checkout.
-export BASH_ENV := $(CURDIR)/env.sh
+# Recipes find the private environment as a shell does after `source .venv/bin/activate`.
+GIVEN_PATH := $(PATH)
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+export VIRTUAL_ENV := $(CURDIR)/.venv
+export BENTOML_HOME ?= $(CURDIR)/.bentoml
 .DEFAULT_GOAL := help
 PYTHON ?= python3
 TESTS ?= tests
@@ -9,7 +12,7 @@ TESTS ?= tests
 ON_EVERY_CORE = --numprocesses $$(($$(nproc) + 1)) --dist loadfile
 
 .PHONY: install
-install: ## build the private environment in .venv
+install: ## build the private environment in .venv, with this project in it
 	@bash install.sh "$(PYTHON)" $(MAKECMDGOALS)
 
 .PHONY: help
@@ -17,8 +20,9 @@ help: ## list these commands
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 24
 
 .PHONY: demo
+demo: export PATH := $(GIVEN_PATH) # its last lines say if the shell lacks `slipway`
 demo: install ## run the whole pipeline on the embedded digits and print what came out
-	slipway run
+	.venv/bin/slipway run
 
 .PHONY: serve
 serve: install ## start the service on 127.0.0.1:3000, with the settings in serving.env if there are any

@@ -115,7 +115,7 @@ def _run_until(
     log = project.path / ".work/output"
     with log.open("w") as file:
         process = subprocess.Popen(
-            ["bash", "-c", f"source env.sh && exec dvc repro {targets}"],
+            ["bash", "-c", f"source .venv/bin/activate && exec dvc repro {targets}"],
             cwd=project.path,
             env={**project.environment(), "PYTHONUNBUFFERED": "1"},
             stdout=file,

@@ -63,7 +63,7 @@ def model_of(commit: str, checkout: Path) -> Model:
         unset = ("DVC_SITE_CACHE_DIR", "PYTHONPATH")
         environment = {name: value for name, value in os.environ.items() if name not in unset}
         subprocess.run(
-            ["bash", "-c", "source env.sh && dvc repro"],
+            ["bash", "-c", "source .venv/bin/activate && dvc repro"],
             cwd=checkout,
             env=environment,
             check=True,

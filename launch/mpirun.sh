@@ -3,7 +3,7 @@
 # launch/mpirun.sh [HOSTFILE]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source env.sh
+source .venv/bin/activate
 hostfile=${1:-launch/hostfile}
 first=$(awk '!/^#/ && NF { print $1; exit }' "$hostfile")
 # By default, Open MPI does not pass rank 0's address to its processes and binds each to one core.

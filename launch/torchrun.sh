@@ -8,7 +8,7 @@
 [ $# -eq 4 ] || { echo "usage: $0 NUM_NODES DEVICES NODE_RANK FIRST_NODE" >&2; exit 2; }
 set -euo pipefail
 cd "$(dirname "$0")/.."
-source env.sh
+source .venv/bin/activate
 num_nodes=$1 devices=$2 node_rank=$3 first=$4
 processes="--nnodes=$num_nodes --nproc-per-node=$devices --node-rank=$node_rank"
 rendezvous="--master-addr=$first --master-port=${MASTER_PORT:-29500} --rdzv-conf=timeout=86400"

@@ -9,7 +9,7 @@ import sys
 
 # Of other systems we know what to do there. A pip on them installs the package all the same.
 _ELSEWHERE = {
-    "darwin": ("macOS", "Run it in a container, such as the dev container of its repository."),
+    "darwin": ("macOS", "Run it in a container, such as `docker run -it python:3.12 bash`."),
     "win32": ("Windows", "Run it in WSL 2 or in a container."),
 }
 if sys.platform != "linux":

@@ -36,7 +36,7 @@ def install_wheel(wheel: Path, folder: Path) -> Path:
 
 def outside_the_checkout(folder: Path, python: Path) -> dict[str, str]:
     """Return the variables of a shell with that environment; `folder` holds BentoML's home."""
-    mine = ("SLIPWAY_", "PYTHON", "PROMETHEUS_", "BASH_ENV", "VIRTUAL_ENV")
+    mine = ("SLIPWAY_", "PYTHON", "PROMETHEUS_", "VIRTUAL_ENV")
     return {name: value for name, value in os.environ.items() if not name.startswith(mine)} | {
         "PATH": f"{python.parent}:{os.environ['PATH']}",
         "BENTOML_HOME": str(folder / "bentoml"),

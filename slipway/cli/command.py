@@ -6,13 +6,13 @@ Exit codes: 0; 1 for an error that the user can fix; 2 for wrong arguments; 130 
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import click
 
 from slipway.cli.lazy import LazyGroup, Verb
 from slipway.cli.verbs import VERBS
 from slipway.system.command_run import run_command
+from slipway.system.environment import find_own_commands
 from slipway.system.errors import SlipwayError, UnavailableError
 from slipway.system.module_search import search_the_project
 from slipway.system.version import DISTRIBUTION
@@ -74,7 +74,8 @@ def check_python(version: tuple[int, int]) -> None:
 
 def _run(arguments: list[str], group: LazyGroup) -> None:
     check_python(sys.version_info[:2])
-    _prepare()
+    search_the_project()
+    find_own_commands()
     try:
         code = group.main(arguments, "slipway", standalone_mode=False)
     except click.ClickException as error:
@@ -99,15 +100,6 @@ def _show(error: click.ClickException) -> None:
         end = "" if text.endswith((".", "?")) else "."
         text += f"{end} Expected `{expected}`; see `{context.command_path} --help`."
     click.echo(f"\nerror: {text}", err=True)
-
-
-def _prepare() -> None:
-    """Add the working directory to the import path, and this environment's scripts to PATH."""
-    search_the_project()
-    scripts = str(Path(sys.executable).parent)
-    path = os.environ.get("PATH", os.defpath)
-    if scripts not in path.split(os.pathsep):  # stages are `python -m ...`
-        os.environ["PATH"] = os.pathsep.join([scripts, path])
 
 
 def _missing_package(

@@ -12,6 +12,7 @@ from slipway.project.inspection import inspect
 from slipway.project.pretrained import find_weights, local_weights
 from slipway.project.proposal import DECIMALS, propose
 from slipway.project.task_choice import Question
+from slipway.system.environment import activation
 
 
 @click.command()
@@ -80,7 +81,8 @@ def init(
         if is_asked and not yes:
             click.confirm(f"\nWrite the project to {folder}?", default=True, abort=True)
     written = create(folder, proposal)
-    go = "" if folder.resolve() == Path.cwd() else f"cd {folder}\n  "
+    go = f"{command}\n  " if (command := activation()) else ""  # this shell lacks `slipway`
+    go += "" if folder.resolve() == Path.cwd() else f"cd {folder}\n  "
     say(f"\nwritten to {folder}: {', '.join(written)}\nnow:")
     say(f"  {go}slipway run    # make the model\n  slipway serve  # start the service")
 

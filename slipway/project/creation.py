@@ -62,7 +62,15 @@ serving.env
 # written by `bentoml build`
 /build/
 """
-_DVC_IGNORED = "/.venv\n/.work\n/.bentoml\n__pycache__\n"
+_DVC_IGNORED = "/.venv\n.work\n/.bentoml\n__pycache__\n"
+_DVC_SITE_CACHE = ".work/dvc"  # in place of /var/tmp/dvc, in the folder where DVC is called
+_DVC_CONFIG = f"""\
+[core]
+    analytics = false
+    check_update = false
+    autostage = true
+    site_cache_dir = {_DVC_SITE_CACHE}
+"""
 _BENTO = """\
 # `bentoml serve` starts the service of this project; `bentoml build` packs it with its model.
 name: "{name}"
@@ -217,7 +225,8 @@ def _start_repositories(folder: Path) -> None:
         answer = subprocess.run(
             [sys.executable, "-m", "dvc", "init", *inside],
             cwd=folder,
-            env=os.environ | {"DVC_NO_ANALYTICS": "1"},
+            env=os.environ
+            | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(folder / _DVC_SITE_CACHE)},
             capture_output=True,
             text=True,
         )
@@ -226,8 +235,7 @@ def _start_repositories(folder: Path) -> None:
                 f"`dvc init` failed in {folder}: {answer.stderr.strip()}\n"
                 "Expected a new .dvc. Correct this, or name another folder."
             )
-        settings = "[core]\n    analytics = false\n    check_update = false\n    autostage = true\n"
-        files.write_text(folder / ".dvc/config", settings)
+        files.write_text(folder / ".dvc/config", _DVC_CONFIG)
 
 
 def _commit(folder: Path, names: list[str]) -> None:

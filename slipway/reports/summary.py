@@ -17,6 +17,7 @@ from slipway.config.stage_run import run_stage
 from slipway.kinds.registry import are_trees, kind_of
 from slipway.reports.console import baseline_cells, interval, number, text_table
 from slipway.reports.evaluation.record import read_metrics
+from slipway.system.environment import activation
 from slipway.system.errors import CertificateError, GateMissedError, SchemaError
 
 _FEW_STEPS = 200  # the digits reach 0.99 after 270 steps, and only chance after 36
@@ -56,7 +57,9 @@ def summary(root: Path) -> str:
         *_hints(root, bundle.manifest.lineage.params.get("train") or {}),
     ]
     if not not_passed(certificate.gate_results):
-        parts.append(_NOW.rstrip())
+        command, (title, *lines) = activation(), _NOW.splitlines()
+        first = [f"  {command:<37}  first: this shell lacks the commands"] if command else []
+        parts.append("\n".join([title, *first, *lines]))
     return "\n\n".join(parts)
 
 

@@ -4,8 +4,8 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from slipway.system.environment import switch_off_telemetry
 from slipway.system.errors import UnavailableError
-from slipway.system.telemetry import switch_off_telemetry
 
 
 def import_onnxruntime() -> Any:

@@ -33,8 +33,8 @@ from slipway.serving.requests.payload import Payload
 from slipway.serving.schemas import row_schema, text_schema
 from slipway.serving.settings import Settings, SettingsError, read_settings
 from slipway.serving.worker import ModelWorker
+from slipway.system.environment import switch_off_telemetry
 from slipway.system.errors import SlipwayError
-from slipway.system.telemetry import switch_off_telemetry
 
 if TYPE_CHECKING:
     from slipway.serving.process.operator_port import OperatorPort

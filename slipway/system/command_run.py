@@ -1,23 +1,21 @@
 """Runs a command: turns errors into messages and exit codes."""
 
 import logging
-import os
 import sys
 from collections.abc import Callable
 
 from slipway.system.command_line import quiet_when_unread
 from slipway.system.disk_faults import disk_fault
+from slipway.system.environment import prepare_environment
 from slipway.system.errors import SlipwayError
-from slipway.system.telemetry import switch_off_telemetry
 
-# The same as in env.sh, for `dvc repro` outside a clone. OpenMP reads it when torch is imported.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Not in `run_command`: some stages import torch first, and OpenMP reads its variables then.
+prepare_environment()
 
 
 @quiet_when_unread()
 def run_command(run: Callable[[], None]) -> None:
     """Call `run`. Errors that the user can fix exit with code 1 and a message, Ctrl-C with 130."""
-    switch_off_telemetry()
     # Without Triton, which only a GPU uses, torch warns at each start that it counts no FLOPs.
     logging.getLogger("torch.utils.flop_counter").setLevel(logging.ERROR)
     try:

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -183,17 +182,6 @@ def test_version_with_json_prints_the_installed_version(root: Path) -> None:
         check=True,
     )
     assert json.loads(answer.stdout)["slipway"] == installed_version()
-
-
-@pytest.mark.process
-def test_bin_slipway_without_an_environment_says_how_to_make_one(
-    root: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "bin").mkdir()
-    shutil.copy(root / "bin/slipway", tmp_path / "bin")
-    answer = subprocess.run([tmp_path / "bin/slipway"], capture_output=True, text=True)
-    assert answer.returncode == 1
-    assert f"Run `make install` in {tmp_path}" in answer.stderr
 
 
 @pytest.mark.nightly

@@ -19,6 +19,7 @@ from PIL import Image
 from ruamel.yaml import YAML
 
 from slipway.config.params import filled, value_at
+from slipway.system.environment import FOLDERS
 from tests import plain_http
 from tests.conftest import ROOT
 from tests.project_params import of_kind
@@ -44,9 +45,9 @@ class Project:
     path: Path
 
     def shell(self, line: str, *, succeeds: bool = True, timeout_s: float = 600) -> str:
-        """Run one line in a fresh shell after `source env.sh`; return what it printed."""
+        """Run one line in a fresh shell with `.venv` active; return what it printed."""
         answer = subprocess.run(
-            ["bash", "-c", f"source env.sh && {line}"],
+            ["bash", "-c", f"source .venv/bin/activate && {line}"],
             cwd=self.path,
             env=self.environment(),
             stdout=subprocess.PIPE,
@@ -74,9 +75,8 @@ class Project:
             for role in ("AUTHOR", "COMMITTER")
             for part in ("NAME", "EMAIL")
         }
-        inherited = {
-            name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
-        }
+        own = ("PYTHONDONTWRITEBYTECODE", *FOLDERS)  # those of the checkout are not the copy's
+        inherited = {name: value for name, value in os.environ.items() if name not in own}
         return {
             **inherited,
             **author,
@@ -140,7 +140,7 @@ class Project:
         log.parent.mkdir(exist_ok=True)
         with log.open("w") as output:
             process = subprocess.Popen(
-                ["bash", "-c", f"source env.sh && exec {line} --port {port}"],
+                ["bash", "-c", f"source .venv/bin/activate && exec {line} --port {port}"],
                 cwd=self.path,
                 env={**self.environment(), "SLIPWAY_DRAIN_S": "0", **settings},
                 stdout=output,

@@ -96,7 +96,7 @@ def run_on(
     )
     variables = f"DVC_SITE_CACHE_DIR='{folder}/dvc' PYTHONDONTWRITEBYTECODE=1"
     script = (
-        f"{MAKE_DISK} && source env.sh && export {variables}; {prepare}\n"
+        f"{MAKE_DISK} && source .venv/bin/activate && export {variables}; {prepare}\n"
         f"date +%s.%N >&3; {command} >/dev/null 2>../stderr; code=$?; "
         f"date +%s.%N >&3; echo $code >&3; {results} >&3"
     )

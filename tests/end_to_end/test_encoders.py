@@ -155,7 +155,7 @@ def test_pairs_get_equal_answers_over_both_protocols_in_python_and_from_a_file(
         writer = csv.DictWriter(file, ["text_b", "text_a"])
         writer.writeheader()
         writer.writerows(new)
-    project.shell(f"bin/slipway predict {source} {target}")
+    project.shell(f"slipway predict {source} {target}")
     with target.open(newline="") as file:
         found = [float(row["ood_score"]) for row in csv.DictReader(file)]
     assert found == pytest.approx(scores, rel=1e-4)

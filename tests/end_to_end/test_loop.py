@@ -72,7 +72,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
         file.write(f"\nloop: {json.dumps(LOOP)}\n")
     made.shell("git add -A && git commit -qm 'A table' && dvc repro", timeout_s=900)
     made.shell("git add -A && git commit -qm 'A first model'")
-    made.shell(f"{PREFIX} bin/slipway rollout deploy artifacts/bundle")
+    made.shell(f"{PREFIX} slipway rollout deploy artifacts/bundle")
     return made
 
 
@@ -145,7 +145,7 @@ def test_labels_lead_to_a_promoted_model_that_started_from_the_served_weights(
         said: list[str] = []
 
         def is_requested() -> bool:
-            said.append(project.shell(f"{PREFIX} bin/slipway loop", timeout_s=900))
+            said.append(project.shell(f"{PREFIX} slipway loop", timeout_s=900))
             return "is awaited" in said[-1]
 
         wait_for(is_requested, 900)  # labels are stored a moment later
@@ -173,14 +173,14 @@ def test_labels_lead_to_a_promoted_model_that_started_from_the_served_weights(
         version = cycle.detail("requested")["version"]
         assert served_version(service) == first != version
 
-        project.shell(f"{PREFIX} bin/slipway loop approve {version} --by anna --reason tested")
+        project.shell(f"{PREFIX} slipway loop approve {version} --by anna --reason tested")
 
         def is_promoted() -> bool:
             for _ in range(5):
                 ask(service, rows[:BATCH])
-            return "promoted" in project.shell(f"{PREFIX} bin/slipway loop")
+            return "promoted" in project.shell(f"{PREFIX} slipway loop")
 
         wait_for(is_promoted, 120)
         assert last_cycle(project).detail("ended")["outcome"] == "promoted"
         wait_for(lambda: served_version(service) == version)
-    assert "anna" in project.shell(f"{PREFIX} bin/slipway history")
+    assert "anna" in project.shell(f"{PREFIX} slipway history")

@@ -16,7 +16,9 @@ RUN_BY_CI = {"make demo", "make test"}
 SERVERS = {"make serve"}
 # tests/end_to_end/test_tutorials.py runs these with other data, and tests/structure/test_wheel.py
 # builds the wheel.
+# tests/structure/test_activation.py activates the environment in each shell.
 RUN_ELSEWHERE = {
+    "source .venv/bin/activate",
     "pip install 'slipway-ml[train,serve-cpu,export]'",
     "slipway init my_model --data photographs/",
     "cd my_model && slipway run --serve",

@@ -62,7 +62,7 @@ def run_and(project: Project, stage: str, act: Callable[[], None]) -> tuple[int,
     assert seal.is_file()
     log = project.path / ".work/stage.log"
     with log.open("w") as output:
-        line = f"source env.sh && exec python -m slipway.stages.{stage}"
+        line = f"source .venv/bin/activate && exec python -m slipway.stages.{stage}"
         process = subprocess.Popen(
             ["bash", "-c", line],
             cwd=project.path,
@@ -131,7 +131,7 @@ def test_train_with_restored_params_ends_without_another_step(project: Project) 
 def test_a_killed_stage_leaves_no_seal_and_runs_again(project: Project) -> None:
     seal = project.path / "artifacts/seals/clean.json"
     before = seal.read_bytes()
-    line = "source env.sh && exec python -m slipway.stages.clean"
+    line = "source .venv/bin/activate && exec python -m slipway.stages.clean"
     with subprocess.Popen(
         ["bash", "-c", line], cwd=project.path, env=project.environment()
     ) as process:

@@ -95,7 +95,6 @@ def test_a_built_bento_serves_from_an_empty_folder(finished: Project, tmp_path: 
     elsewhere = Project(tmp_path / "elsewhere")
     elsewhere.path.mkdir()
     (elsewhere.path / ".venv").symlink_to(sys.prefix)
-    (elsewhere.path / "env.sh").write_text((finished.path / "env.sh").read_text())
     (elsewhere.path / ".bentoml").symlink_to(finished.path / ".bentoml")
     with elsewhere.service(f"bentoml serve {tag}") as address:
         wait_until_ready(address)

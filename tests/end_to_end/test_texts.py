@@ -227,7 +227,7 @@ def test_slipway_predict_answers_a_file_and_names_its_bad_rows(
 ) -> None:
     source, target = tmp_path / "new.csv", tmp_path / "answers.csv"
     source.write_text('label,text\nx,the soup tastes salty\nx,""\nx,"our bus, late"\n')
-    verified.shell(f"bin/slipway predict {source} {target}")
+    verified.shell(f"slipway predict {source} {target}")
     with target.open(newline="") as file:
         found = list(csv.DictReader(file))
     assert [row["prediction"] for row in found] == ["food", "", "travel"]
@@ -246,7 +246,7 @@ def test_slipway_predict_answers_each_text_file_of_a_folder(
         (tmp_path / "new" / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / "new" / name).write_bytes(content)
     target = tmp_path / "answers.csv"
-    verified.shell(f"bin/slipway predict {tmp_path / 'new'} {target}")
+    verified.shell(f"slipway predict {tmp_path / 'new'} {target}")
     with target.open(newline="") as file:
         found = [
             (row["file"], row["prediction"], row["error_code"]) for row in csv.DictReader(file)

@@ -19,7 +19,8 @@ def _launcher(folder: Path, **variables: str) -> str:
     """Return the variable that restarts need, and the command with which a training starts."""
     (folder / "launch").mkdir()
     shutil.copy(ROOT / "launch/torchrun.sh", folder / "launch")
-    (folder / "env.sh").touch()
+    (folder / ".venv/bin").mkdir(parents=True)
+    (folder / ".venv/bin/activate").touch()
     (folder / "slipway").write_text(f'#!/bin/bash\necho "${VARIABLE} $TRAIN_LAUNCHER"\n')
     (folder / "slipway").chmod(0o755)
     done = subprocess.run(

@@ -93,9 +93,7 @@ def environment(folder: Path, **settings: object) -> dict[str, str]:
         f"SLIPWAY_{name.upper()}": str(value) for name, value in (paths | quick | settings).items()
     }
     # Without PYTHONDONTWRITEBYTECODE, the service compiles the checkout's code only once.
-    # Without BASH_ENV, a service started through bash under `make` does not read env.sh, which
-    # would set the checkout's BENTOML_HOME.
-    left_out = ("SLIPWAY_", "PROMETHEUS_", "PYTHONDONTWRITEBYTECODE", "BASH_ENV")
+    left_out = ("SLIPWAY_", "PROMETHEUS_", "PYTHONDONTWRITEBYTECODE")
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
     return (
         inherited

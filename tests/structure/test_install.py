@@ -14,14 +14,28 @@ from packaging.specifiers import SpecifierSet
 from slipway.export.targets.browser.export import VERSION
 
 LOCK = "numpy==2.4.6\n"
+# Records its calls, and writes what the script changes afterwards.
 UV = """#!/bin/sh
-echo "$@" >> "$(dirname "$0")/calls"
-if [ "$1" = venv ]; then
-  for folder; do :; done
-  mkdir -p "$folder/bin" && ln -s "$PYTHON" "$folder/bin/python"
-  echo "relocatable = true" > "$folder/pyvenv.cfg"
-fi
+echo "$@" >> "$CALLS"
+case " $* " in
+*" venv "*)
+  mkdir -p .venv/bin .venv/lib/python3.11/site-packages
+  ln -sf "$PYTHON" .venv/bin/python
+  cp "$0" .venv/bin/uv
+  printf '    unset VIRTUAL_ENV\\n' > .venv/bin/activate
+  printf '    set -e VIRTUAL_ENV\\n' > .venv/bin/activate.fish
+  echo "relocatable = true" > .venv/pyvenv.cfg ;;
+*" --dry-run "*) exit "${NO_CPU_INDEX:-1}" ;;
+*" --editable "*)
+  mkdir -p .venv/lib/python3.11/site-packages/slipway/assets
+  printf /somewhere > .venv/lib/python3.11/site-packages/_slipway_ml.pth
+  touch .venv/bin/slipway && chmod +x .venv/bin/slipway ;;
+esac
 """
+EDITABLE = (
+    "pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --offline "
+    "--editable ."
+)
 
 
 @pytest.fixture(name="project")
@@ -34,6 +48,8 @@ def _project(root: Path, tmp_path: Path) -> Path:
     for name in ("requirements.lock", "requirements.cpu.lock"):
         (folder / name).write_text(LOCK)
     (commands / "python").symlink_to(sys.executable)
+    command(commands, "slipway", "")
+    (commands / "activate").write_text("BENTOML_HOME=.bentoml\n")
     (folder / ".venv" / ".complete").write_text(LOCK)
     return folder
 
@@ -50,7 +66,13 @@ def install(
     return subprocess.run(
         ["bash", "install.sh", python, "demo"],
         cwd=project,
-        env={"PATH": f"{tools}:/usr/bin:/bin", "PYTHON": sys.executable} | variables,
+        env={
+            "PATH": f"{tools}:/usr/bin:/bin",
+            "PYTHON": sys.executable,
+            "CALLS": str(tools / "calls"),
+            "HOME": str(project),
+        }
+        | variables,
         capture_output=True,
         text=True,
         check=False,
@@ -122,9 +144,12 @@ def test_the_installation_says_its_size_and_is_done_by_uv_with_hashes(project: P
     done = install(project, uv=True, LOCK="requirements.cpu.lock")
     assert done.returncode == 0, done.stderr
     assert re.search(r"GB to download, [\d.]+ GB on disk", done.stderr)
-    assert calls(project) == [
-        f"venv --quiet --clear --relocatable --python {sys.executable} .venv",
+    venv, probe, *later = calls(project)
+    assert venv == f"venv --quiet --clear --relocatable --python {sys.executable} .venv"
+    assert "--torch-backend=cpu --dry-run" in probe
+    assert later == [
         "pip sync --python .venv/bin/python --require-hashes requirements.cpu.lock",
+        EDITABLE,  # after it, because it removes the project
     ]
     assert (project / ".venv/.complete").read_text() == LOCK
     assert install(project, uv=True, LOCK="requirements.cpu.lock").stderr == ""
@@ -132,10 +157,83 @@ def test_the_installation_says_its_size_and_is_done_by_uv_with_hashes(project: P
 
 def test_changed_locks_only_change_the_packages_of_the_environment(project: Path) -> None:
     """Nothing is built anew, so what an interrupted installation did is not lost either."""
-    (project / ".venv/pyvenv.cfg").write_text("relocatable = true\n")
+    shutil.rmtree(project / ".venv")
+    install(project, uv=True)
     (project / ".venv/.complete").unlink()
+    (project.parent / "tools/calls").unlink()
     assert install(project, uv=True).returncode == 0
-    assert [call.split()[:2] for call in calls(project)] == [["pip", "sync"]]
+    assert [call.split()[1] for call in calls(project)] == ["install", "sync", "install"]
+
+
+CPU_LOCK = """\
+# comment
+numpy==2.4.6 \\
+    --hash=sha256:aa
+nvidia-cublas==13.1 ; sys_platform == 'linux' \\
+    --hash=sha256:bb
+nvidia-ml-py==13.6 \\
+    --hash=sha256:cc
+torch==2.14.1 ; python_version < '4' \\
+    --hash=sha256:dd
+torchmetrics==1.9.0 \\
+    --hash=sha256:ee
+torchvision==0.29.2 \\
+    --hash=sha256:ff
+"""
+
+
+def test_pytorch_for_cpus_is_taken_where_its_index_answers(project: Path) -> None:
+    shutil.rmtree(project / ".venv")
+    (project / "requirements.cpu.lock").write_text(CPU_LOCK)
+    done = install(project, uv=True, LOCK="requirements.cpu.lock", NO_CPU_INDEX="0")
+    assert done.returncode == 0, done.stderr
+    assert "about 1.2 GB to download, 3 GB on disk" in done.stderr
+    _, probe, sync, torch, editable = calls(project)
+    assert probe == f"{torch.replace('=cpu ', '=cpu --dry-run ')}"
+    assert torch.endswith(" --torch-backend=cpu torch==2.14.1 torchvision==0.29.2")
+    assert editable == EDITABLE
+    chosen = (project / sync.split()[-1]).read_text()
+    assert re.findall("^[a-z-]+", chosen, re.MULTILINE) == ["numpy", "nvidia-ml-py", "torchmetrics"]
+    assert chosen.count("--hash") == 3
+    assert (project / ".venv/.complete").read_text() == CPU_LOCK
+
+
+def test_the_ordinary_pytorch_is_taken_and_named_if_that_index_is_silent(project: Path) -> None:
+    shutil.rmtree(project / ".venv")
+    done = install(project, uv=True, LOCK="requirements.cpu.lock")
+    assert done.returncode == 0
+    assert "does not answer: taking the larger build for CUDA" in done.stderr
+    assert "3.4 GB to download" in done.stderr
+
+
+def test_an_older_environment_gets_only_the_project(project: Path) -> None:
+    shutil.rmtree(project / ".venv")
+    install(project, uv=True)
+    (project / ".venv/bin/slipway").unlink()
+    (project.parent / "tools/calls").unlink()
+    done = install(project)
+    assert (done.returncode, done.stderr, calls(project)) == (0, "", [EDITABLE])
+
+
+def test_the_code_beside_an_environment_comes_before_the_code_that_was_installed(
+    project: Path,
+) -> None:
+    shutil.rmtree(project / ".venv")
+    install(project, uv=True)
+    (site,) = project.glob(".venv/lib/python3.*/site-packages")
+    assert (site / "_slipway_ml.pth").read_text() == "../../../..\n/somewhere"
+    assert not (site / "slipway").exists()
+
+
+def test_uv_keeps_its_downloads_in_the_clone_only_without_a_home(project: Path) -> None:
+    uv = UV.replace("\n", '\necho "cache ${UV_CACHE_DIR-of the user}" >> "$CALLS"\n', 1)
+    for home, place in ((project, "of the user"), (project / "none", f"{project}/.work/cache/uv")):
+        shutil.rmtree(project / ".venv")
+        command(project.parent / "tools", "uv", uv.removeprefix("#!/bin/sh\n"))
+        assert install(project, HOME=str(home)).returncode == 0
+        assert calls(project)[0] == f"cache {place}"
+        (project.parent / "tools/calls").unlink()
+    assert not (project / "none").exists()
 
 
 @pytest.mark.parametrize("driver", [True, False])
@@ -146,7 +244,7 @@ def test_a_driver_chooses_the_lock_with_what_only_a_gpu_uses(project: Path, driv
         command(project.parent / "tools", "nvidia-smi", "exit 0")
     shutil.rmtree(project / ".venv")
     assert install(project, uv=True).returncode == 0
-    assert calls(project)[-1].split()[-1] == f"requirements{'' if driver else '.cpu'}.lock"
+    assert calls(project)[-2].split()[-1] == f"requirements{'' if driver else '.cpu'}.lock"
 
 
 def test_uv_is_fetched_by_pip_with_its_hash_if_it_is_missing(project: Path, tmp_path: Path) -> None:
@@ -202,7 +300,7 @@ def test_another_system_than_linux_gets_the_way_out(project: Path, tmp_path: Pat
     done = install(project)
     assert done.returncode == 1
     assert "Slipway runs on Linux, and this is Darwin" in done.stderr
-    assert "dev container" in done.stderr
+    assert "docker run" in done.stderr
 
 
 def test_the_dev_container_installs_by_the_same_command(root: Path) -> None:

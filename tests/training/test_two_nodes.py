@@ -78,8 +78,7 @@ def _shared_project(root: Path, **train: Any) -> Path:
     """Write a project with only the stage `train`, the scripts of launch/ and this code."""
     _write(root, num_nodes=2, devices=_num_devices(train), **train)
     shutil.copytree(ROOT / "launch", root / "launch")
-    shutil.copy(ROOT / "env.sh", root)
-    for name in ("bin", "slipway", "transforms", "data/demo"):
+    for name in ("slipway", "transforms", "data/demo"):
         (root / name).symlink_to(ROOT / name)
     (root / ".venv").symlink_to(sys.prefix)
     (root / ".dvc").mkdir()

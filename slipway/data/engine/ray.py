@@ -21,8 +21,8 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from slipway.data.engine.code_version import pixel_code
+from slipway.system.environment import switch_off_telemetry
 from slipway.system.errors import UnavailableError
-from slipway.system.telemetry import switch_off_telemetry
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
