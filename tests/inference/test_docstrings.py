@@ -16,7 +16,9 @@ from slipway.inference.local import LoadedModel
 from tests.serving.bundles import table_row
 from tests.serving.server import running
 
-PUBLIC = [name for name in slipway._PUBLIC if name != "Prediction" and not name.endswith("Error")]
+PUBLIC = [
+    name for name in vars(slipway)["_PUBLIC"] if name != "Prediction" and not name.endswith("Error")
+]
 NAMES = [*PUBLIC, "ServiceError"]
 
 
@@ -77,7 +79,7 @@ def classes_in(kind: Any) -> Iterator[type]:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_class_that_a_public_signature_names_is_public(name: str) -> None:
-    public = {getattr(slipway, each) for each in slipway._PUBLIC}
+    public = {getattr(slipway, each) for each in vars(slipway)["_PUBLIC"]}
     given = getattr(slipway, name)
     methods = [each for each in vars(given).values() if inspect.isfunction(each)]
     named = (
