@@ -87,7 +87,7 @@ ONLY_ON_A_GPU = triton nvidia-cusolver nvidia-nvtx cuda-bindings cuda-pathfinder
 
 .PHONY: lock
 lock: install ## resolve requirements.lock anew from pyproject.toml, and from it the other locks
-	$(COMPILE) pyproject.toml --extra train --extra ray --extra loggers --extra encoders --extra export --extra grpc --extra tracing --extra postgres --extra sign --extra serve --extra dev --output-file requirements.lock
+	$(COMPILE) pyproject.toml --extra train --extra ray --extra loggers --extra encoders --extra export --extra grpc --extra tracing --extra postgres --extra sign --extra weights --extra serve --extra dev --output-file requirements.lock
 	$(COMPILE) requirements.lock --no-deps $(addprefix --no-emit-package ,$(ONLY_ON_A_GPU)) --output-file requirements.cpu.lock
 	for device in cpu gpu grpc tracing postgres; do \
 	  $(COMPILE) --group "pyproject.toml:bento-$$device" --constraint requirements.lock --only-binary :all: \

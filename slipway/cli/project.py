@@ -7,10 +7,17 @@ from typing import Any
 import click
 
 from slipway.cli.command import say
+from slipway.kinds.inputs import ENCODER
 from slipway.project.creation import create, require_new_project
 from slipway.project.inspection import inspect
-from slipway.project.pretrained import find_weights, local_weights
-from slipway.project.proposal import DECIMALS, propose
+from slipway.project.pretrained import (
+    WeightSearch,
+    find_encoder,
+    find_weights,
+    local_weights,
+)
+from slipway.project.proposal import DECIMALS, propose, wrapped
+from slipway.project.recipe import are_photographs
 from slipway.project.task_choice import Question
 from slipway.system.environment import activation
 
@@ -63,10 +70,12 @@ def init(
     is_asked = sys.stdin.isatty() and sys.stdout.isatty()
     say(f"looking at {data} ...")
     summary = inspect(data, sheet)
-    weights = None if network is None else local_weights(folder, network)
-    if weights is None and summary.images is not None:
-        weights = find_weights(folder)
-    fixed: dict[str, Any] = {"network": network, "weights": weights}
+    search = WeightSearch(None if network is None else local_weights(folder, network))
+    if network == ENCODER:
+        search = find_encoder(folder)
+    elif search.weights is None and summary.images and are_photographs(summary.images):
+        search = find_weights(folder)
+    fixed: dict[str, Any] = {"network": network, "search": search}
     proposal = propose(summary, task, target, split_by=split_by, decimal=decimal, **fixed)
     while proposal.questions and is_asked:
         answers = _ask(proposal.questions[0])
@@ -85,6 +94,8 @@ def init(
     go += "" if folder.resolve() == Path.cwd() else f"cd {folder}\n  "
     say(f"\nwritten to {folder}: {', '.join(written)}\nnow:")
     say(f"  {go}slipway run    # make the model\n  slipway serve  # start the service")
+    for words in proposal.last_words:
+        say("\n" + "\n".join(wrapped(f"but first: {words}", 2)))
 
 
 def _ask(question: Question) -> dict[str, str]:

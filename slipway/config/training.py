@@ -123,8 +123,9 @@ class TrainParams(ParamsSection):
     network: str = "small_resnet"
     # Passed to the network's constructor: those that differ from its own defaults.
     network_arguments: Annotated[dict[str, Any], Field(examples=[{"width": 32}])] = {}
-    # For timm networks: "hub", or a .safetensors or .pth file. null: fresh weights. For "encoder":
-    # a local Hugging Face folder. For all others but trees: weights.safetensors of a former model.
+    # For timm networks: a .safetensors or .pth file, or "hub" for the hub's cache on this machine.
+    # null: fresh weights. For "encoder": a local Hugging Face folder. For all others but trees:
+    # weights.safetensors of a former model.
     pretrained: str | None = None
     freeze_epochs: NotNegativeInt = 0  # epochs that train only the head of a pretrained network
     # Epochs over which the frozen parts join, the last one first. 0: all at once.

@@ -31,6 +31,10 @@ _SEARCH = """
 # For `slipway search`, which tries these values in about five times the time of a training.
 search:
 """
+_PATHS = (
+    *(("data", "path"), ("data", "split_file")),
+    *(("precompute", "tokenizer"), ("train", "pretrained")),
+)
 _FILES = ("params.yaml", "dvc.yaml")  # a folder with one of them is a project
 _IGNORED = """\
 # state of tools; safe to delete when nothing runs
@@ -58,6 +62,10 @@ serving.env
 !/artifacts/reference_model.dvc
 /reports/
 /dvc_plots/
+
+# pretrained weights, which need git LFS or `dvc add`
+/weights/*
+!/weights/*.dvc
 
 # written by `bentoml build`
 /build/
@@ -126,6 +134,10 @@ def create(folder: Path, proposal: ProjectProposal) -> list[str]:
             written[name] = f"{(folder / name).read_text(encoding='utf-8')}\n{written[name]}"
     if (folder / "README.md").exists():  # the user's own
         del written["README.md"]
+    if (weights := proposal.weights) is not None and weights.write is not None:
+        place = Path(weights.pretrained)
+        place.parent.mkdir(exist_ok=True)
+        weights.write(place)
     _start_repositories(folder)
     for name, text in written.items():
         files.write_text(folder / name, text)
@@ -163,8 +175,8 @@ def require_new_project(folder: Path) -> None:
 def _relocated(params: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Return the params with paths relative to the project; paths outside it become absolute."""
     content = copy.deepcopy(dict(params))
-    for section, key in (("data", "path"), ("data", "split_file"), ("train", "pretrained")):
-        value = content[section].get(key)
+    for section, key in _PATHS:
+        value = content.get(section, {}).get(key)
         if value not in (None, "hub"):
             path, root = Path(value).absolute(), folder.absolute()
             inside = path.is_relative_to(root)

@@ -24,13 +24,13 @@ from slipway.data.tables.cells import typed_column
 from slipway.data.tables.column_types import ColumnGuess, counts_rows, marks_of
 from slipway.data.tables.hints import written_as
 from slipway.data.tables.notation import NO_NUMBERS, FoundMarks
-from slipway.kinds.inputs import ENCODER, TEXTS
+from slipway.kinds.inputs import ENCODER, TEXTS, TIMM, network_family
 from slipway.kinds.registry import TaskKind, kind_of, task_for
 from slipway.project import findings, recipe
 from slipway.project.column_roles import SampledColumn, sampled_columns
 from slipway.project.gate import ProposedGate, class_gate, label_gate, number_gate
 from slipway.project.inspection import data_params
-from slipway.project.pretrained import Weights
+from slipway.project.pretrained import Weights, WeightSearch
 from slipway.project.rehearsal import settle
 from slipway.project.summary import DataSummary
 from slipway.project.task_choice import (
@@ -65,6 +65,8 @@ class ProjectProposal:
     notes: tuple[str, ...] = ()  # what was sampled
     panel: Question | None = None  # that has a proposed answer: the first candidate
     data: Path | None = None
+    weights: Weights | None = None  # that the network starts from
+    last_words: tuple[str, ...] = ()  # warnings to repeat after the project is written
 
     def value(self, key: str) -> str:
         """Return the proposed value of "section.key" as params.yaml writes it."""
@@ -76,17 +78,23 @@ class ProjectProposal:
         width = max(map(len, self.reasons), default=0)
         for key, reason in self.reasons.items():
             value = textwrap.shorten(self.value(key), 40, placeholder=" ...")
-            lines += _wrapped(f"  {key:<{width}}  {value}  # {reason}", width + 4)
+            lines += wrapped(f"  {key:<{width}}  {value}  # {reason}", width + 4)
         lines += ["", "look at this:"] if self.warnings else []
         for warning in self.warnings:
-            lines += _wrapped(f"  * {warning}", 4)
+            lines += wrapped(f"  * {warning}", 4)
         return "\n".join(lines)
 
 
-def _wrapped(text: str, indent: int) -> list[str]:
+def wrapped(text: str, indent: int) -> list[str]:
     """Return the text in lines; those below its first are commands, which stay whole."""
     first, *commands = text.split("\n")
-    lines = textwrap.wrap(first, _WIDTH, subsequent_indent=" " * indent, break_long_words=False)
+    lines = textwrap.wrap(
+        first,
+        _WIDTH,
+        subsequent_indent=" " * indent,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
     return lines + [f"{' ' * indent}  {command}" for command in commands]
 
 
@@ -98,15 +106,15 @@ def propose(
     split_by: str | None = None,
     decimal: str | None = None,
     network: str | None = None,
-    weights: Weights | None = None,
+    search: WeightSearch | None = None,
     machine: recipe.Machine | None = None,
 ) -> ProjectProposal:
     """Return params for the data, or the question to answer first.
 
     `split_by` answers the question `panel` of an earlier proposal; `decimal` names the mark of
-    numbers that may mean two things; `network` is the user's choice; `weights` are used for
-    photographs only. Raises ParamsError for a task, target or network that does not suit the data,
-    DataError if there is nothing to predict.
+    numbers that may mean two things; `network` is the user's choice; `search` tells of pretrained
+    weights, for photographs and encoders only. Raises ParamsError for a task, target or network
+    that does not suit the data, DataError if there is nothing to predict.
     """
     columns = [] if summary.table is None else sampled_columns(summary.table.columns.values())
     notation = _notation(summary, columns, decimal)
@@ -120,6 +128,7 @@ def propose(
         choice = choose(summary, read, task, target, split_by)
     if isinstance(choice, Question):
         return ProjectProposal({}, {}, (choice,), notes=summary.notes, data=summary.path)
+    weights, warnings = (None, ()) if search is None else (search.weights, search.warnings)
     if network is not None:
         require_network(network, choice.task, "--network")
         if network == ENCODER and (weights is None or weights.network != ENCODER):
@@ -127,10 +136,12 @@ def propose(
                 "--network is 'encoder', which begins with a pretrained folder, expected another "
                 "network. Leave --network out, and then, in the project: "
                 "slipway run train.network=encoder train.pretrained=FOLDER"
+                + "".join(f"\n{warning}" for warning in warnings)
             )
     draft = _Draft(
         summary, choice, read, weights, machine or recipe.this_machine(), notation, network
     )
+    draft.about_weights = warnings
     draft.fill()
     parse_params(draft.content)
     return ProjectProposal(
@@ -140,6 +151,8 @@ def propose(
         notes=(draft.sampled(), *summary.notes),
         data=summary.path,
         panel=None if summary.given else panel_question(choice.roles),
+        weights=draft.used,
+        last_words=tuple(draft.last_words),
     )
 
 
@@ -243,6 +256,9 @@ class _Draft:
     machine: recipe.Machine
     notation: _Notation = field(default_factory=_Notation)
     network: str | None = None  # the user's choice
+    about_weights: Sequence[str] = ()  # warnings of the search for weights
+    used: Weights | None = None  # the weights that the network starts from
+    last_words: list[str] = field(default_factory=list)
     content: dict[str, Any] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
@@ -405,6 +421,8 @@ class _Draft:
     def _split(self) -> None:
         if self.summary.given:
             found = ", ".join(f"{n:,} {name}" for name, n in self.summary.given.items())
+            if "val" in self.summary.given and "test" not in self.summary.given:
+                found += "; val is the test split, and validation rows are cut from train"
             if self.summary.split_file is None:
                 self.set("data.split_folders", "auto", f"the names give the split: {found}")
             else:
@@ -425,9 +443,11 @@ class _Draft:
         fractions: dict[str, float] = SplitParams().model_dump()
         if not given:
             return round(num_rows * fractions[split])
+        if "val" in given and "test" not in given:
+            given["test"] = given.pop("val")
         if split in given and split != "train":
             return given[split]
-        missing = [name for name in ("val", "test") if name not in given]
+        missing = [name for name in ("val",) if name not in given]
         shares = {name: fractions[name] for name in ("train", *missing)}
         return round(given.get("train", 0) * shares[split] / sum(shares.values()))
 
@@ -585,6 +605,7 @@ class _Draft:
         if network == ENCODER:
             assert self.weights is not None
             self.set_all(recipe.encoder_values(self.weights, size))
+            self.used = self.weights
         if network in ("hashed_ngrams", "small_transformer"):
             self._length(recipe.text_length(network, size, num_train, self.machine))
         else:
@@ -609,11 +630,16 @@ class _Draft:
         images = self.summary.images
         assert images is not None
         num_train, is_number = self.rows_of("train"), not self.kind.target.has_classes
-        weights = self.weights if self.network or min(images.sides) > recipe.SMALL_PX else None
+        are_photographs = recipe.are_photographs(images)
+        weights = self.weights if self.network or are_photographs else None
         if self.network is not None and weights is not None and weights.network != self.network:
             weights = None
+        if are_photographs and self.network in (None, weights and weights.network):
+            self.warnings[:0] = self.about_weights
+            self.last_words += self.about_weights
+        self.used = weights
         network = self.network or (weights.network if weights else "small_resnet")
-        values = recipe.image_values(images, is_number, weights is not None, self.machine.has_gpu)
+        values = recipe.image_values(images, is_number, weights is not None)
         self.set_all(values)
         size = values["precompute.image_size_px"][0]
         chosen, forbid, reason = recipe.augmentation(images, self.class_counts(), size, is_number)
@@ -624,20 +650,21 @@ class _Draft:
         width = None
         if network == "small_resnet":
             width = recipe.small_resnet_width(size, num_train, self.machine)
-        self.set_all(recipe.image_network(network, weights, width))
+        is_frozen = network_family(network) == TIMM and weights is not None
+        is_frozen = is_frozen and not self.machine.has_gpu
+        start: recipe.Start = (
+            "frozen" if is_frozen else "scratch" if weights is None else "pretrained"
+        )
+        length = recipe.image_length(size, width, start, num_train, self.machine)
+        frozen_epochs = length.epochs if is_frozen else None
+        self.set_all(recipe.image_network(network, weights, width, frozen_epochs))
         if self.network is not None:
             self.reasons["train.network"] = CHOSEN
-        is_pretrained = weights is not None
-        length = recipe.image_length(size, width, is_pretrained, num_train, self.machine)
         if is_user_code(network):
             self._batch_size(length.batch_size)
         else:
             self._length(length)
-        usual, why = (0.004 if width else 0.001), "usual for this network"
-        if is_pretrained:
-            why = "fine-tuning"
-        rate = float(f"{usual * (length.batch_size / 128) ** 0.5:.1g}")
-        self.set("train.learning_rate", rate, f"{why} and batch size")
+        self._image_rate(length.batch_size, start, is_small=width is not None)
         if not is_number:
             self.set("train.label_smoothing", 0.05, "some labels may be wrong")
         if self.machine.has_amx and not self.machine.has_gpu and num_train * size**2 > 1e7:
@@ -646,6 +673,15 @@ class _Draft:
             self.warnings.append(
                 "the images have 16 bits and use few of them: they will be dark. Rescale them"
             )
+
+    def _image_rate(self, batch_size: int, start: recipe.Start, *, is_small: bool) -> None:
+        usual, why = {
+            "scratch": (0.004 if is_small else 0.001, "usual for this network"),
+            "pretrained": (0.001, "fine-tuning"),
+            "frozen": (0.003, "usual for a head alone"),
+        }[start]
+        rate = float(f"{usual * (batch_size / 128) ** 0.5:.1g}")
+        self.set("train.learning_rate", rate, f"{why} and batch size")
 
     def _outputs(self) -> None:
         variants = default_of(Params, "export.variants")

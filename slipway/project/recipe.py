@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +22,11 @@ from slipway.project.summary import ImageSample
 from slipway.runtimes.runtime import why_no_cuda_driver
 from slipway.system.cores import num_cores
 
+Start = Literal["scratch", "pretrained", "frozen"]
 Values = dict[str, tuple[Any, str]]  # value and reason by key
 MIN_STEPS = 300
 SMALL_PX = 64  # up to here images keep their size
-_PHOTOGRAPH_PX = {"scratch": 64, "pretrained": 160, "gpu": 224}
+_PHOTOGRAPH_PX = {"scratch": 64, "pretrained": 224}
 _MIN_PX = 16
 _TRAINING_SECONDS = {"cpu": 100.0, "gpu": 900.0}
 _FLOPS_PER_CORE = 30e9  # speed of a convolution in float32, beside some other load
@@ -33,8 +34,9 @@ _FLOPS_OF_GPU = 4e12
 _FASTER_BF16 = 2.0  # factor with AMX
 _TRAINING = 3  # operations forward and backward over those forward
 _RESNET18_FLOPS = 3.6e9 / 224**2  # per pixel, forward
+_HEAD_FLOPS = 2e4  # per image, forward
 _SMALL_RESNET_FLOPS = 92e3 / 32**2  # per pixel and squared width, forward
-_USUAL_EPOCHS = {"scratch": 40, "pretrained": 12, "table": 40, "text": 8}
+_USUAL_EPOCHS = {"scratch": 40, "pretrained": 12, "frozen": 30, "table": 40, "text": 8}
 _MOST_EPOCHS = 100
 _TEXT_STEPS = 150
 _WHOLE_TEXTS = 0.99  # fraction of the texts that are not cut
@@ -84,7 +86,12 @@ class Length(NamedTuple):
     reason: str
 
 
-def image_values(images: ImageSample, counts_matter: bool, has_weights: bool, gpu: bool) -> Values:
+def are_photographs(images: ImageSample) -> bool:
+    """Return True if the images are large enough to profit from a network that has seen others."""
+    return min(images.sides) > SMALL_PX
+
+
+def image_values(images: ImageSample, counts_matter: bool, has_weights: bool) -> Values:
     """Return image size, channels and resize mode, each with a reason.
 
     `counts_matter` is True if no part of an image may be cut off.
@@ -96,8 +103,7 @@ def image_values(images: ImageSample, counts_matter: bool, has_weights: bool, gp
         size = max(_MIN_PX, side)
         why = f"the images have {width}x{height} px"
     else:
-        weights = "gpu" if gpu else "pretrained"
-        size = min(_PHOTOGRAPH_PX[weights if has_weights else "scratch"], side)
+        size = min(_PHOTOGRAPH_PX["pretrained" if has_weights else "scratch"], side)
         why = f"the images have {width}x{height} px; larger sees more and takes longer"
     if images.same_aspect:
         mode = ("stretch", "all images have nearly the same shape")
@@ -120,15 +126,21 @@ def small_resnet_width(size_px: int, num_train: int, machine: Machine) -> int:
 
 
 def image_length(
-    size_px: int, width: int | None, is_pretrained: bool, num_train: int, machine: Machine
+    size_px: int,
+    width: int | None,
+    start: Start,
+    num_train: int,
+    machine: Machine,
 ) -> Length:
     """Return batch size and epochs of a network for images.
 
-    `width` is that of `small_resnet`; None means ResNet-18.
+    `width` is that of `small_resnet`; None means ResNet-18. Epochs behind a frozen body cost next
+    to nothing, because its features are computed once.
     """
+    if start == "frozen":
+        return _length(_HEAD_FLOPS, _USUAL_EPOCHS[start], num_train, machine)
     per_pixel = _RESNET18_FLOPS if width is None else _SMALL_RESNET_FLOPS * width**2
-    usual = _USUAL_EPOCHS["pretrained" if is_pretrained else "scratch"]
-    return _length(per_pixel * size_px**2, usual, num_train, machine)
+    return _length(per_pixel * size_px**2, _USUAL_EPOCHS[start], num_train, machine)
 
 
 def table_length(
@@ -233,13 +245,20 @@ def _seconds(machine: Machine) -> float:
     return _TRAINING_SECONDS["gpu" if machine.has_gpu else "cpu"]
 
 
-def image_network(network: str, weights: Weights | None, width: int | None) -> Values:
-    """Return the params of a network for images; `width` is that of `small_resnet`."""
+def image_network(
+    network: str, weights: Weights | None, width: int | None, frozen_epochs: int | None
+) -> Values:
+    """Return the params of a network for images; `width` is that of `small_resnet`.
+
+    `frozen_epochs` are all epochs if only the head of a pretrained network is trained, else None.
+    """
     if weights is not None:
         return {
             "train.network": (network, "photographs: a pretrained network"),
             "train.pretrained": (weights.pretrained, weights.reason),
-            "train.freeze_epochs": (1, "the new head learns first"),
+            "train.freeze_epochs": (1, "the new head learns first")
+            if frozen_epochs is None
+            else (frozen_epochs, "all: only the new head learns. 1 trains the body, too: slower"),
         }
     values: Values = {"train.network": (network, "trained from scratch")}
     if width is not None:
@@ -256,7 +275,7 @@ def augmentation(
     Signs lose their meaning in a mirror, and a crop may change a number.
     """
     names = list(classes)
-    is_photograph = min(images.sides) > SMALL_PX
+    is_photograph = are_photographs(images)
     are_signs = bool(names) and all(len(name) == 1 for name in names)
     have_sides = any(_SIDES.search(name) for name in names)
     forbid: list[str] = []

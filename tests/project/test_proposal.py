@@ -12,7 +12,7 @@ import pytest
 from slipway.config.params import filled, parse_params
 from slipway.data.engine.label_sets import label_counts
 from slipway.project.inspection import inspect
-from slipway.project.pretrained import Weights
+from slipway.project.pretrained import Weights, WeightSearch
 from slipway.project.proposal import ProjectProposal, propose
 from slipway.project.recipe import Machine
 from slipway.project.table_sample import encoding_of
@@ -325,13 +325,38 @@ def test_init_proposes_pretrained_weights_with_their_licence_for_photographs(
     tmp_path: Path,
 ) -> None:
     summary = inspect(SHAPES["photographs"].make(tmp_path))
-    weights = Weights("timm/resnet18", "hub", "licence Apache-2.0")
-    proposal = propose(summary, weights=weights, machine=LAPTOP)
+    weights = Weights("timm/resnet18", "weights/resnet18.pth", "licence Apache-2.0")
+    search = WeightSearch(weights)
+    proposal = propose(summary, search=search, machine=LAPTOP)
     assert proposal.params["train"]["network"] == "timm/resnet18"
-    assert proposal.params["train"]["pretrained"] == "hub"
+    assert proposal.params["train"]["pretrained"] == "weights/resnet18.pth"
     assert "Apache-2.0" in proposal.reasons["train.pretrained"]
-    small = propose(inspect(class_folders(tmp_path)), weights=weights, machine=LAPTOP)
+    assert proposal.weights == weights
+    small = propose(inspect(class_folders(tmp_path)), search=search, machine=LAPTOP)
     assert small.params["train"]["network"] == "small_resnet"
+    assert small.weights is None
+
+
+def test_init_freezes_a_pretrained_body_for_all_epochs_unless_there_is_a_gpu(
+    tmp_path: Path,
+) -> None:
+    summary = inspect(SHAPES["photographs"].make(tmp_path))
+    search = WeightSearch(Weights("timm/resnet18", "weights/resnet18.pth", ""))
+    frozen = propose(summary, search=search, machine=LAPTOP).params["train"]
+    assert frozen["freeze_epochs"] == frozen["epochs"] >= 30
+    tuned = propose(summary, search=search, machine=replace(LAPTOP, has_gpu=True)).params["train"]
+    assert tuned["freeze_epochs"] == 1 < tuned["epochs"]
+
+
+def test_init_warns_first_and_last_of_photographs_without_pretrained_weights(
+    tmp_path: Path,
+) -> None:
+    search = WeightSearch(None, ("a package that is not used",), "looked for this and that")
+    proposal = propose(inspect(SHAPES["photographs"].make(tmp_path)), search=search)
+    assert proposal.warnings[:2] == proposal.last_words
+    assert proposal.last_words == ("a package that is not used", "looked for this and that")
+    small = propose(inspect(class_folders(tmp_path)), search=search)
+    assert small.last_words == ()
 
 
 # Notes on columns ---------------------------------------------------------------------------------

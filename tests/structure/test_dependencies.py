@@ -80,6 +80,7 @@ def test_the_extras_are_those_of_the_readme_and_contribution_guide(project: dict
         "tracing",
         "postgres",
         "sign",
+        "weights",
         "gpu",
         "dev",
     }

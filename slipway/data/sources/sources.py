@@ -80,9 +80,11 @@ class Layout(NamedTuple):
             num_rows = pc.sum(pc.equal(rows["given_split"], split)).as_py() or 0
             found.append(f"{_shown(names)} -> {split} ({num_rows} rows)")
         rest = ""
-        if cut := [split for split in SPLITS if split not in self.given]:
-            by_time = cut == ["val"] and rows["time"].null_count < rows.num_rows
-            rest = f"; `split` cuts {' and '.join(cut)} from train{' by time' if by_time else ''}"
+        if "train" in self.given and ("val" in self.given) != ("test" in self.given):
+            by_time = rows["time"].null_count < rows.num_rows
+            rest = f"; `split` cuts val from train{' by time' if by_time else ''}"
+            if "val" in self.given:
+                rest = f"; this val is test{rest}"
         return (
             f"{notes}given split: {', '.join(found)}{rest}. "
             "To let Slipway split, set data.split_folders to pool\n"

@@ -20,8 +20,9 @@ def report(split: Split, seed: int) -> dict[str, Any]:
     return {
         "seed": seed,
         "way": split.way,
-        "cut_from_train": list(split.cut),
+        "cut_from_train": ["val"] if split.val_is_cut else [],
         "cut_by_time": split.cut_by_time,
+        "val_is_test": split.val_is_test,
         "splits": {name: _describe(split.rows, name, classes) for name in SPLITS},
         "fractions": None
         if split.fractions is None
@@ -42,7 +43,10 @@ def summary(report: dict[str, Any]) -> str:
     if report["cut_from_train"]:
         latest = " by time (its latest rows)" if report["cut_by_time"] else ""
         cut = " and ".join(report["cut_from_train"])
-        lines.append(f"{cut} is cut from train{latest}, since the given split has none")
+        why = "since the given split has none"
+        if report["val_is_test"]:
+            why = "since the given val is the only split that is held out: it is test"
+        lines.append(f"{cut} is cut from train{latest}, {why}")
     if report["purged"]:
         lines.append(
             f"purged {report['purged']} rows whose group or near duplicates reach a later split, "

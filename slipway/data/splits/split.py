@@ -47,8 +47,9 @@ class Split:
     # Requested value; None if the user's own split or fixed times decide.
     fractions: tuple[float, float, float] | None
     unit_sizes: Int  # rows of each unit
-    cut: tuple[str, ...] = ()  # splits that the user's own split lacks and that were cut from train
-    cut_by_time: bool = False  # `cut` is val, the latest rows of train
+    val_is_cut: bool = False  # from train, because the user's own split holds out only one split
+    cut_by_time: bool = False  # val is the latest rows of train
+    val_is_test: bool = False  # the user's val became test, because there was no other
     several: bool = False  # labels of rows are sets
 
     @property
@@ -65,8 +66,9 @@ class _Assigned:
     # (N,) latest split among the rows of the unit: later than `parts` only across a cut by time
     reaches: Int
     folds: pa.Array | None = None
-    cut: tuple[str, ...] = ()  # see `Split`, as for `cut_by_time`
+    val_is_cut: bool = False  # see `Split`, as for the next two
     cut_by_time: bool = False
+    val_is_test: bool = False
 
 
 def split_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool = False) -> Split:
@@ -110,8 +112,9 @@ def assign_rows(rows: pa.Table, params: SplitParams, seed: int, *, several: bool
         leaks=leaks,
         fractions=_fractions(way, params),
         unit_sizes=units.sizes,
-        cut=assigned.cut,
+        val_is_cut=assigned.val_is_cut,
         cut_by_time=assigned.cut_by_time,
+        val_is_test=assigned.val_is_test,
         several=several,
     )
 
@@ -310,28 +313,29 @@ def _given(rows: pa.Table) -> Int:
 
 
 def _assign_given(rows: pa.Table, units: Units, params: SplitParams, seed: int) -> _Assigned:
-    """Take the user's own split. If only val or only test is missing, cut it from train."""
+    """Take the user's own split. If it holds out one split, that is test; val is cut from train."""
     parts = _given(rows)
-    missing = tuple(name for part, name in enumerate(SPLITS) if part not in parts)
-    if missing not in (("val",), ("test",)):
+    has_train, has_val, has_test = (bool((parts == part).any()) for part in range(len(SPLITS)))
+    if not has_train or has_val == has_test:
         return _Assigned(parts, parts)
+    if has_val:
+        parts[parts == SPLITS.index("val")] = SPLITS.index("test")
     is_training = parts == 0
     training = rows.filter(pa.array(is_training))
     training_units = units.select(is_training)
-    by_time = missing == ("val",) and rows["time"].null_count < rows.num_rows
+    by_time = rows["time"].null_count < rows.num_rows
     if by_time:
         is_cut = cut_val_by_time(training, params)
     else:
-        fraction = params.val if missing == ("val",) else params.test
-        total = params.train + fraction
-        fractions = [params.train / total, fraction / total]
+        total = params.train + params.val
+        fractions = [params.train / total, params.val / total]
         is_cut = _assign(training, training_units, params.assignment, fractions, seed, "split")
         is_cut = np.minimum(is_cut, 1)
-    parts[is_training] = is_cut * SPLITS.index(missing[0])
+    parts[is_training] = is_cut * SPLITS.index("val")
     reaches = parts.copy()
     if by_time:
         reaches[is_training] = latest_parts(training_units, parts[is_training])
-    return _Assigned(parts, reaches, None, missing, by_time)
+    return _Assigned(parts, reaches, None, True, by_time, has_val)
 
 
 def _names(parts: Int) -> pa.Array:

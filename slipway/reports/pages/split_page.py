@@ -54,7 +54,12 @@ def _counts(report: dict[str, Any]) -> Html:
     if report["cut_from_train"]:
         latest = " by time: its latest rows" if report["cut_by_time"] else ""
         missing = " and no ".join(report["cut_from_train"])
-        notes.append(f"The given split has no {missing}; it is cut from train{latest}.")
+        notes.append(
+            f"The given val is the only split that is held out, so it is test; val is cut from "
+            f"train{latest}."
+            if report["val_is_test"]
+            else f"The given split has no {missing}; it is cut from train{latest}."
+        )
     if report["purged"]:
         notes.append(
             f"{report['purged']} rows were left out because their group or near duplicates "

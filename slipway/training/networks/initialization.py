@@ -1,9 +1,9 @@
 """Builds the initial network, with random or pretrained weights.
 
-Pretrained weights come from a local file, from the hub that timm configures for the network, or for
-an encoder from a local folder. Their head is always new, and starts with answers near zero. All
-other weights must fit by name and shape; timm adapts the first layer to another number of channels.
-Nothing is unpickled.
+Pretrained weights come from a local file, from the cache of the hub that timm configures for the
+network, or for an encoder from a local folder. Their head is always new, and starts with answers
+near zero. All other weights must fit by name and shape; timm adapts the first layer to another
+number of channels. Nothing is downloaded or unpickled.
 
 Any network but an encoder and trees can also start from the weights.safetensors of a former model,
 head included. All names and shapes must fit. If the former model.json lies beside it, images are
@@ -91,15 +91,14 @@ def image_network_spec(params: Params) -> NetworkSpec:
 def pretrained_file(params: TrainParams) -> Path | None:
     """Return the file of the pretrained weights, or None for random weights.
 
-    Downloads the file if needed. Raises ParamsError if the file does not exist, UnavailableError if
-    the download fails.
+    Raises ParamsError if the file does not exist, UnavailableError if the hub's cache lacks it.
     """
     if params.pretrained is None:
         return None
     if params.network == ENCODER:
         return encoder_weights(Path(params.pretrained))
     if params.pretrained == "hub":
-        return _download(params.network)
+        return _cached(params.network)
     path = Path(params.pretrained)
     if path.suffix not in _SUFFIXES:
         raise ParamsError(
@@ -294,8 +293,9 @@ def _config(network: str) -> Any:
     return config
 
 
-def _download(network: str) -> Path:
-    from huggingface_hub import hf_hub_download
+def _cached(network: str) -> Path:
+    """Return the file in the hub's cache on this machine; only `slipway init` asks the hub."""
+    from huggingface_hub import try_to_load_from_cache
 
     config = _config(network)
     if not config.hf_hub_id:
@@ -304,11 +304,12 @@ def _download(network: str) -> Path:
             "or set it to null."
         )
     filename = config.hf_hub_filename or "model.safetensors"
-    try:
-        return Path(hf_hub_download(config.hf_hub_id, filename))
-    except (OSError, ValueError, RuntimeError) as error:
+    found = try_to_load_from_cache(config.hf_hub_id, filename)
+    if not isinstance(found, str):
         raise UnavailableError(
-            f"train.pretrained is 'hub', but {filename} of {config.hf_hub_id} could not be "
-            f"downloaded ({type(error).__name__}). Without a network, download that file "
-            "elsewhere, copy it here and name it: train.pretrained: weights/NAME.safetensors"
-        ) from error
+            f"train.pretrained is 'hub', but {filename} of {config.hf_hub_id} is not in the hub's "
+            "cache on this machine, and no stage downloads anything. Fetch it once: "
+            f"hf download {config.hf_hub_id} {filename}. Without a network, copy the file here and "
+            "name it: train.pretrained: weights/NAME.safetensors"
+        )
+    return Path(found)

@@ -85,23 +85,25 @@ def lacking(*splits: str, **changes: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("assignment", ["stable", "exact"])
 @pytest.mark.parametrize("missing", ["val", "test"])
-def test_a_val_or_test_missing_from_the_given_split_is_cut_from_train_and_reported(
+def test_the_only_held_out_split_is_test_and_val_is_cut_from_train_and_reported(
     missing: str, assignment: str
 ) -> None:
     rows = lacking(missing)
     found = split(rows, split_params(assignment=assignment))
     parts = places(rows, split_params(assignment=assignment))
-    cut = [entry for entry in rows if parts[entry["id"]] == missing]
+    cut = [entry for entry in rows if parts[entry["id"]] == "val"]
     assert {entry["given_split"] for entry in cut} == {"train"}
-    assert all(
-        parts[entry["id"]] == entry["given_split"]
-        for entry in rows
-        if entry["given_split"] != "train"
-    )
+    held_out = {entry["id"] for entry in rows if entry["given_split"] != "train"}
+    assert {parts[name] for name in held_out} == {"test"}
+    assert len(held_out) == list(parts.values()).count("test")
     assert 3 <= len(cut) <= 20  # 0.15 of 0.85 of 60 rows are 10.6
     described = report(found, 7)
-    assert described["cut_from_train"] == [missing]
-    assert f"{missing} is cut from train" in summary(described)
+    assert described["cut_from_train"] == ["val"]
+    assert described["val_is_test"] == (missing == "test")
+    assert "val is cut from train" in summary(described)
+    is_named = "the only split that is held out" in summary(described)
+    assert is_named == (missing == "test")
+    assert ("The given val is the only split" in split_page(described)) == is_named
 
 
 def test_a_cut_from_train_depends_only_on_content_and_seed() -> None:
@@ -163,11 +165,6 @@ def test_a_missing_val_cannot_be_cut_if_all_times_are_equal() -> None:
     rows = [entry | {"time": 1.0} for entry in lacking("val")]
     with pytest.raises(DataError, match="one distinct time in the 60 rows of train"):
         split(rows)
-
-
-def test_a_missing_test_is_cut_by_a_hash_although_rows_have_times() -> None:
-    assert places(lacking_in_time("test")) == places(lacking("test"))
-    assert not report(split(lacking_in_time("test")), 7)["cut_by_time"]
 
 
 def test_a_given_split_without_train_is_refused() -> None:

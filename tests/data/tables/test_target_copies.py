@@ -175,7 +175,7 @@ def test_console_and_page_name_a_suspicious_column_with_its_score(tmp_path: Path
     report = {
         "seed": 7, "way": "stable", "splits": splits, "fractions": None, "largest_deviation": None,
         "classes_missing": {}, "units": {"number": 27, "largest": 1}, "folds": [], "purged": 0,
-        "cut_from_train": [], "cut_by_time": False,
+        "cut_from_train": [], "cut_by_time": False, "val_is_test": False,
         "leaks": {"rows": 0, "shared": {"id": {}}, "time_order": None}, "target_copies": described,
     }  # fmt: skip
     assert f"suspected leak: {finding}" in summary(report)

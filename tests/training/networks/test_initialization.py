@@ -196,18 +196,25 @@ def test_a_missing_file_of_pretrained_weights_is_refused() -> None:
     assert pretrained_file(_params()) is None
 
 
-def test_a_failed_download_from_the_hub_explains_how_to_use_a_local_file(
+def test_a_stage_takes_weights_of_the_hub_from_its_cache_and_never_downloads_them(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     import huggingface_hub.constants
 
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
     with pytest.raises(
         UnavailableError,
-        match=r"could not be downloaded .*copy it here and name it: train.pretrained: weights/",
+        match=r"Fetch it once: hf download timm/resnet10t.c3_in1k model.safetensors. Without a "
+        r"network, copy the file here and name it: train.pretrained: weights/",
     ):
         pretrained_file(_params(pretrained="hub"))
+    folder = tmp_path / "models--timm--resnet10t.c3_in1k"
+    cached = folder / "snapshots" / "0" / "model.safetensors"
+    cached.parent.mkdir(parents=True)
+    cached.touch()
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("0")
+    assert pretrained_file(_params(pretrained="hub")) == cached
 
 
 def test_a_network_without_weights_on_the_hub_is_refused() -> None:
