@@ -15,7 +15,7 @@ from slipway.system.command_run import run_command
 from slipway.system.environment import find_own_commands
 from slipway.system.errors import SlipwayError, UnavailableError
 from slipway.system.module_search import search_the_project
-from slipway.system.version import DISTRIBUTION
+from slipway.system.version import DISTRIBUTION, installed_version
 
 PYTHONS = ((3, 11), (3, 14))
 
@@ -28,9 +28,17 @@ def slipway_group(verbs: Mapping[str, Verb]) -> LazyGroup:
         callback=_with_options,
         params=[
             click.Option(["-q", "--quiet"], is_flag=True, help="Print no progress and no hints."),
+            click.Option(
+                ["--version"],
+                is_flag=True,
+                is_eager=True,
+                expose_value=False,
+                callback=_print_version,
+                help="Print the version and exit.",
+            ),
         ],
         help="From images, a table or texts to a certified, monitored inference service.",
-        epilog="`slipway VERB --help` explains a verb.",
+        epilog="`slipway VERB --help` explains a verb, and so does `slipway help VERB`.",
         no_args_is_help=True,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
@@ -39,6 +47,12 @@ def slipway_group(verbs: Mapping[str, Verb]) -> LazyGroup:
 def _with_options(quiet: bool) -> None:
     if quiet:
         os.environ["TQDM_DISABLE"] = "1"  # also turns off the bars of libraries and stages
+
+
+def _print_version(context: click.Context, _: click.Parameter, is_asked: bool) -> None:
+    if is_asked and not context.resilient_parsing:
+        click.echo(f"slipway {installed_version()}")
+        context.exit()
 
 
 SLIPWAY = slipway_group(VERBS)
@@ -76,6 +90,8 @@ def _run(arguments: list[str], group: LazyGroup) -> None:
     check_python(sys.version_info[:2])
     search_the_project()
     find_own_commands()
+    if arguments[:1] == ["help"]:  # as in git help VERB
+        arguments = [*arguments[1:], "--help"]
     try:
         code = group.main(arguments, "slipway", standalone_mode=False)
     except click.ClickException as error:

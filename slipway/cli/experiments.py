@@ -170,6 +170,20 @@ def reset(yes: bool) -> None:
     click.echo(f"removed {shown}. Experiments stay: `slipway take NAME` brings one back")
 
 
+def _refuse_names(names: tuple[str, ...]) -> None:
+    """Refuse the names of experiments, because only the workspace has reports."""
+    from slipway.experiments.comparison import read_comparison
+
+    known = [record.name for record in read_comparison().every]
+    listed = f"the experiments are {', '.join(known)}" if known else "there is no experiment yet"
+    taken = next((name for name in names if name in known), "NAME")
+    raise click.UsageError(
+        f"show was given {' '.join(names)}, expected no name: it opens the reports of the "
+        f"workspace; {listed}. `slipway compare` shows their results, and `slipway take {taken}` "
+        "makes one the workspace."
+    )
+
+
 @click.command()
 @click.option(
     "--port",
@@ -179,8 +193,11 @@ def reset(yes: bool) -> None:
     help="Port to serve on.",
 )
 @click.option("--serve", is_flag=True, help="Serve the page even if a browser can be opened.")
-def show(port: int, serve: bool) -> None:
+@click.argument("names", nargs=-1, metavar="")
+def show(port: int, serve: bool, names: tuple[str, ...]) -> None:
     """Open the page of all reports; without a display, serve it on 127.0.0.1."""
+    if names:
+        _refuse_names(names)
     from slipway.experiments.display import open_page, page_server, write_index
 
     page = write_index()

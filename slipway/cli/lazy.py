@@ -30,7 +30,7 @@ class Verb:
         if not isinstance(self.target, str):
             if self.alone:
                 return _group_with(_imported(self.alone), self.target, name)
-            return LazyGroup(self.target, name=name, help=self.help)
+            return LazyGroup(self.target, name=name, help=f"{self.help.capitalize()}.")
         module, _, attribute = self.target.partition(":")
         if attribute == "main":
             return _forwarded(name, module, self)
@@ -41,7 +41,7 @@ class LazyGroup(click.Group):
     """A click group of the verbs in a table. Help and completion import none of them."""
 
     def __init__(self, verbs: Mapping[str, Verb], **settings: Any) -> None:
-        super().__init__(**settings)
+        super().__init__(subcommand_metavar="VERB ...", **settings)
         self.verbs = verbs
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -32,7 +32,7 @@ def check() -> None:
 
 @click.command("params")
 @click.argument("keys", nargs=-1, metavar="[KEY]...")
-@click.option("--explain", is_flag=True, help="print what each key means and may be")
+@click.option("--explain", is_flag=True, help="Print what each key means and may be.")
 def show_params(keys: tuple[str, ...], explain: bool) -> None:
     """Print the value of every key of your task; a star marks those that differ from their default.
 

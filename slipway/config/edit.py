@@ -29,7 +29,7 @@ from slipway.config.yaml_text import (
     yaml_entry,
 )
 from slipway.system import files
-from slipway.system.errors import ParamsError
+from slipway.system.errors import ParamsError, nearest
 
 _NUMBERS = re.compile(r"\d[\d,.]*")
 
@@ -294,9 +294,7 @@ def _block(key: str, value: Any, indent: str, depth: int) -> str:
 
 def _unknown_key(key: str, known: Sequence[str]) -> ParamsError:
     name = key.rpartition(".")[2]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.8) or [
-        one for one in known if one.rpartition(".")[2] == name
-    ]
+    near = nearest(key, known) or [one for one in known if one.rpartition(".")[2] == name]
     meant = f"did you mean {' or '.join(near)}?" if near else "`slipway params` lists all."
     return ParamsError(f"params.yaml has no key {key}, expected one such as train.epochs; {meant}")
 

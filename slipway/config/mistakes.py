@@ -5,7 +5,6 @@ they name Python's types, have no example, and describe each type of a key separ
 """
 
 import contextlib
-import difflib
 import itertools
 from collections.abc import Iterator, Sequence
 from types import NoneType, UnionType
@@ -15,6 +14,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
 from slipway.config.yaml_text import as_yaml
+from slipway.system.errors import nearest
 
 _NAMES = {int: "a whole number", float: "a number", str: "text"}
 _BOUNDS = {"ge": "of at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -33,7 +33,7 @@ def hint(name: str, known: Sequence[str], otherwise: str) -> str:
 
     If no name is similar, the hint is `otherwise` with all known names.
     """
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = nearest(name, known)
     return f"did you mean {close[0]!r}?" if close else f"{otherwise}: {', '.join(known)}"
 
 
@@ -153,7 +153,7 @@ def _corrections(found: object, choices: list[Any]) -> Iterator[object]:
     yield from [False, None] * (text.lower() in _FALSE)
     names = [choice for choice in choices if isinstance(choice, str)]
     yield from (name for name in names if text in name.split("-"))  # 32 for 32-true
-    yield from difflib.get_close_matches(text.lower(), names, n=1)
+    yield from nearest(text, names)
     yield from (_OTHER_NAMES.get(text.lower(), text), [found], [text])
 
 

@@ -3,7 +3,6 @@
 They are separate from the networks, so that params.yaml can be checked without importing torch.
 """
 
-import difflib
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -21,7 +20,7 @@ from slipway.config.yaml_text import as_yaml
 from slipway.kinds.inputs import TIMM, network_family
 from slipway.kinds.parts import import_part
 from slipway.kinds.registry import input_kinds, kind_of
-from slipway.system.errors import ParamsError
+from slipway.system.errors import ParamsError, nearest
 from slipway.system.user_code import is_user_code, is_well_formed
 
 Normalisation = Literal["batch", "group"]
@@ -148,7 +147,7 @@ def require_network(network: str, task: str, key: str) -> None:
     fitting = [one for one in kind.input.networks if can_be_trees or one not in kind.input.trees]
     if network_family(network) in fitting or (is_user_code(network) and is_well_formed(network)):
         return
-    close = difflib.get_close_matches(network, [one for one in fitting if one != TIMM], n=1)
+    close = nearest(network, [one for one in fitting if one != TIMM])
     end = f"did you mean {close[0]!r}?" if close else f"name one of these, such as {fitting[0]!r}."
     raise ParamsError(
         f"{key} is {network!r}, but the task is {task!r}, which takes "
@@ -198,7 +197,7 @@ def _known_networks() -> dict[str, str | None]:
 
 def _unknown_network(network: str) -> str:
     known = [name for name in _known_networks() if name != TIMM]
-    close = difflib.get_close_matches(network, known, n=1, cutoff=0.5)
+    close = nearest(network, known)
     hint = f"; did you mean {close[0]!r}?" if close else ", for example 'timm/resnet18'."
     expected = ", ".join(map(repr, known))
     return (

@@ -4,7 +4,6 @@ The sections of a training, an ensemble, a search and the loop are in modules of
 slipway/config/contradictions.py checks the rules between sections, params.py reads the file.
 """
 
-import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from encodings.aliases import aliases
@@ -17,6 +16,7 @@ from slipway.config.yaml_text import as_yaml
 from slipway.inputs.images import MAX_PIXELS
 from slipway.inputs.texts import PersonalData
 from slipway.kinds.registry import Task
+from slipway.system.errors import nearest
 from slipway.system.user_code import NAME
 
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -232,7 +232,7 @@ class DataParams(ParamsSection):
         except (LookupError, ValueError):
             name = encoding.lower().replace("_", "-")
             known = {known.replace("_", "-") for known in {*aliases, *aliases.values()}}
-            close = difflib.get_close_matches(name, sorted(known - {name}), n=1)
+            close = nearest(name, sorted(known - {name}))
             raise ValueError(
                 f"found {encoding!r}, which is not a text encoding; "
                 f"did you mean {(close or ['utf-8'])[0]!r}?"

@@ -4,7 +4,6 @@ Cells of a DataFrame or a file are read by the same code as for training, so tex
 "yes" means the same. Unlike in dicts, columns that the model does not use are ignored in tables.
 """
 
-import difflib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -29,7 +28,7 @@ from slipway.inputs.columns import (
     read_cell,
     read_row,
 )
-from slipway.system.errors import CellError, DataError
+from slipway.system.errors import CellError, DataError, nearest
 
 _BLOCK_ROWS = 1 << 13  # of a table, read at once
 _EXPECTED = "a dict of columns, a DataFrame, a pyarrow table, or a list of dicts"
@@ -83,7 +82,7 @@ def require_columns(names: Sequence[str], wanted: Sequence[str]) -> None:
     missing = []
     for name in wanted:
         if name not in names:
-            close = difflib.get_close_matches(name, names, n=1)
+            close = nearest(name, names)
             missing.append(f"{name!r}{f' (there is {close[0]!r})' if close else ''}")
     if missing:
         raise DataError(

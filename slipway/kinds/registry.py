@@ -1,6 +1,5 @@
 """The registry of task kinds: to add a kind, add one record to `KINDS`."""
 
-import difflib
 import functools
 from dataclasses import dataclass
 from typing import Annotated
@@ -9,7 +8,7 @@ from pydantic import AfterValidator, Field
 
 from slipway.kinds.inputs import COLUMNS, IMAGES, TEXTS, InputKind
 from slipway.kinds.targets import CLASS, LABELS, NUMBER, TargetKind
-from slipway.system.errors import ParamsError
+from slipway.system.errors import ParamsError, nearest
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def are_trees(network: str) -> bool:
 
 def _known(task: str) -> str:
     if task not in KINDS:
-        close = difflib.get_close_matches(task, KINDS, n=1)
+        close = nearest(task, KINDS)
         hint = f"; did you mean {close[0]!r}?" if close else ""
         raise ValueError(f"found {task!r}, expected one of {', '.join(KINDS)}{hint}")
     return task

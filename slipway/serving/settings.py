@@ -5,7 +5,6 @@ refused, with the most similar name; a variable of an extension that is not inst
 docs/reference/serving.md explains every setting.
 """
 
-import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +16,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from slipway.predictor.options import ModelOptions, ProviderOption, Variant
 from slipway.system.cores import num_cores
-from slipway.system.errors import SlipwayError
+from slipway.system.errors import SlipwayError, nearest
 
 PREFIX = "SLIPWAY_"
 # The project, where a command starts. BentoML imports the service in the `src` of a built bento.
@@ -215,7 +214,7 @@ def read_settings(
 def _unknown(name: str, known: list[str]) -> str:
     if _SERVICE_LINK.fullmatch(name):
         return f"{name}: unknown setting; {_LINK_HINT}"
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    close = nearest(name, known)
     hint = f"did you mean {close[0]}?" if close else f"known: {', '.join(known)}"
     return f"{name}: unknown setting; {hint}"
 

@@ -3,22 +3,73 @@
 import argparse
 import math
 import os
+import re
 import select
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
 _TOO_MUCH = 1e6
 
 
+class _ClickStyle(argparse.HelpFormatter):
+    """Help that looks like that of the verbs which click parses."""
+
+    def start_section(self, heading: str | None) -> None:
+        names = {"positional arguments": "Arguments"}
+        super().start_section(names.get(heading or "", (heading or "").capitalize()))
+
+    def _format_usage(
+        self, usage: Any, actions: Iterable[argparse.Action], groups: Any, prefix: str | None
+    ) -> str:
+        """Return such as "Usage: slipway plan [OPTIONS] NAME": the options are listed below."""
+        every, prog = list(actions), self._prog
+        positionals = [action for action in every if not action.option_strings]
+        if len(positionals) < len(every):
+            self._prog += " [OPTIONS]"
+        text = super()._format_usage(
+            usage, positionals, [], "Usage: " if prefix is None else prefix
+        )
+        self._prog = prog
+        return text
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """Keep the paragraphs of a description, which begins without the name of its command."""
+        text = _sentence(re.sub(r"^`slipway[^`]*`: ", "", text.strip()))
+        paragraphs = [" ".join(part.split()) for part in re.split(r"\n\s*\n", text)]
+        begin = f"{indent}  "
+        return "\n\n".join(
+            textwrap.fill(part, width, initial_indent=begin, subsequent_indent=begin)
+            for part in paragraphs
+        )
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        return _sentence(super()._expand_help(action))
+
+
+def _sentence(text: str) -> str:
+    """Return a text that begins with a capital letter and ends with a full stop."""
+    is_code = text.startswith(("`", "SLIPWAY_"))
+    begin = text if is_code else text[:1].upper() + text[1:]
+    return begin if begin.endswith((".", "?", ":")) else f"{begin}."
+
+
 class CommandParser(argparse.ArgumentParser):
-    """An argparse parser whose errors state the expected usage and the command for help."""
+    """An argparse parser with the help and the errors of the verbs that click parses."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        settings.setdefault("formatter_class", _ClickStyle)
+        super().__init__(*arguments, **settings)
+        for action in self._actions:
+            if isinstance(action, argparse._HelpAction):
+                action.help = "Show this message and exit."
 
     def error(self, message: str) -> NoReturn:
         """Print the error with the expected usage to stderr, and exit with code 2."""
-        usage = " ".join(self.format_usage().removeprefix("usage: ").split())
+        usage = " ".join(self.format_usage().removeprefix("Usage: ").split())
         help_command = f"`{self.prog} --help`"
         self.exit(2, f"\nerror: {message}. Expected `{usage}`; see {help_command}.\n")
 

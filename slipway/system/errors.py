@@ -21,6 +21,14 @@ SlipwayError                 ends a command with exit code 1 and its text, witho
 A message names what was found, what was expected and how to fix it.
 """
 
+import re
+from collections.abc import Iterable
+
+_SHARED = re.compile(r".*\.|[a-z]+_|")  # train. or slipway_
+_SHARE = 3  # one wrong letter in so many
+_MARKS, _WORD = re.compile(r"[_.-]"), 4  # letters of a word, at least
+_LONGEST = 100  # characters of a name that is compared
+
 
 class SlipwayError(Exception):
     """Base of all errors that the user can fix. It ends a command without a traceback."""
@@ -102,3 +110,45 @@ class CertificateError(BundleError):
 
 class EngineError(SlipwayError):
     """A TensorRT engine could not be built or does not fit."""
+
+
+def nearest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """Return up to `most` known names of which `name` may be a misspelling, the nearest first.
+
+    One letter in three may be missing, wrong, added or exchanged with its neighbour; the case of
+    letters does not count, nor does a section or prefix that both have. A whole word of a name,
+    such as blocks of num_blocks, stands for it if no name is nearer.
+    """
+    given, found = name.strip().lower(), list[tuple[int, int, str]]()
+    for place, one in enumerate(known if len(given) <= _LONGEST else ()):
+        shared = _SHARED.match(one.lower())
+        start = shared.end() if shared and given.startswith(shared[0]) else 0
+        short, wanted = given[start:], one.strip().lower()[start:]
+        if len(short) >= _WORD and short in _MARKS.split(wanted):
+            found.append((len(wanted), place, one))
+            continue
+        allowed = max(1, max(len(short), len(wanted)) // _SHARE)
+        if abs(len(short) - len(wanted)) <= allowed:
+            distance = _edits(short, wanted)
+            if distance <= allowed and distance < len(short):
+                found.append((distance, place, one))
+    return [one for _, _, one in sorted(found)[:most]]
+
+
+def _edits(one: str, other: str) -> int:
+    """Return the optimal string alignment distance of two texts."""
+    before: list[int] = []
+    last = list(range(len(other) + 1))
+    for row, letter in enumerate(one, 1):
+        present = [row]
+        for column, wanted in enumerate(other, 1):
+            steps = [
+                last[column] + 1,
+                present[column - 1] + 1,
+                last[column - 1] + (letter != wanted),
+            ]
+            if before and column > 1 and letter == other[column - 2] and one[row - 2] == wanted:
+                steps.append(before[column - 2] + 1)
+            present.append(min(steps))
+        before, last = last, present
+    return last[-1]

@@ -1,5 +1,6 @@
 """The command: lazy verbs, exit codes, and messages in three parts."""
 
+import contextlib
 import json
 import os
 import re
@@ -55,6 +56,50 @@ def test_an_unknown_verb_is_refused_with_the_one_that_was_probably_meant(
     )
 
 
+def test_an_unlike_verb_gets_no_guess(capsys: pytest.CaptureFixture[str]) -> None:
+    assert end_of(["hello"]) == 2
+    assert "did you mean" not in capsys.readouterr().err
+
+
+def test_the_option_version_prints_the_version(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["--version"], SLIPWAY)
+    assert capsys.readouterr().out == f"slipway {installed_version()}\n"
+
+
+@pytest.mark.parametrize("verb", [["check"], ["keys"], ["dataset"], ["dataset", "merge"]])
+def test_help_explains_a_verb_as_its_own_option_does(
+    verb: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = []
+    for arguments in (["help", *verb], [*verb, "--help"]):
+        with contextlib.suppress(SystemExit):  # argparse ends the process after its help
+            main(arguments, SLIPWAY)
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1]
+    assert texts[0].startswith(f"Usage: slipway {' '.join(verb)} [OPTIONS]")
+    assert re.search(
+        r"^Options:\n(.*\n)*  -h, --help +Show this message and exit\.$", texts[0], re.M
+    )
+    assert re.search(r"\n\n  [A-Z].*", texts[0]), "a sentence below the usage"
+
+
+def test_help_alone_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["help"], SLIPWAY)
+    assert "  search " in capsys.readouterr().out
+
+
+def test_show_with_a_name_says_that_it_takes_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    (tmp_path / "params.yaml").write_text("data: {path: a.csv, task: table_regression}\n")
+    assert end_of(["show", "run-99"], SLIPWAY) == 2
+    text = capsys.readouterr().err
+    assert "there is no experiment yet" in text
+    assert "`slipway take NAME`" in text
+
+
 def test_an_unknown_option_ends_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert end_of(["version", "--jsn"], SLIPWAY) == 2
     assert "--jsn" in capsys.readouterr().err
@@ -83,9 +128,13 @@ def test_an_interrupt_ends_with_exit_code_130(name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "mistake", "usage"),
     [
-        (["keys"], "required: name", "slipway keys [-h]"),
-        (["keys", "bob", "--role", "boss"], "invalid choice: 'boss'", "slipway keys [-h]"),
-        (["rollout", "start"], "invalid choice: 'start'", "slipway rollout [-h]"),
+        (["keys"], "required: name", "slipway keys [OPTIONS]"),
+        (
+            ["keys", "bob", "--role", "boss"],
+            "invalid choice: 'boss'",
+            "slipway keys [OPTIONS]",
+        ),
+        (["rollout", "start"], "invalid choice: 'start'", "slipway rollout [OPTIONS]"),
         (["show", "--port", "99999"], "99999 is not in the range", "slipway show [OPTIONS]"),
     ],
 )

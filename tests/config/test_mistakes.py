@@ -83,7 +83,7 @@ def test_the_example_of_every_key_is_accepted(key: str) -> None:
         ("split__time_cuts", [datetime.date(2024, 1, 31), "2024-06-30"], "'2024-01-31'"),
         ("verify__max_metric_loss", {"int9": 0.1}, "'int8'"),
         ("train__class_weights", "balance", "'balanced'"),
-        ("train__network_arguments__normalisation", "batchnorm", "'batch'"),
+        ("train__network_arguments__normalisation", "bacth", "'batch'"),
         ("evaluate__gates", {"accuracy": {"min": "0.9", "max": None}}, "0.9"),
     ],
 )

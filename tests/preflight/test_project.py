@@ -93,7 +93,7 @@ def test_a_project_with_braces_in_its_path_is_refused_with_a_command_that_rename
 
 
 MISTAKES: list[tuple[str, Any, str]] = [
-    ("clean__max_bad_shaer", 0.1, "did you mean 'max_bad_fraction'?"),
+    ("clean__max_bad_fracton", 0.1, "did you mean 'max_bad_fraction'?"),
     ("train__epochs", "ten", "train.epochs: found 'ten'"),
     ("split__on_leak", "warn", "split.on_leak: found 'warn'"),
     (

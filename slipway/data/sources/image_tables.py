@@ -5,7 +5,6 @@ the Hugging Face `imagefolder`, the column `file_name` names the image.
 """
 
 import csv
-import difflib
 import itertools
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +28,7 @@ from slipway.data.sources.formats.json_lines import (
 from slipway.data.sources.samples import GIVEN_SPLIT, Fault, RawSample, link_fault
 from slipway.data.sources.shards import PARQUET, is_parquet, parquet_errors
 from slipway.data.sources.text_format import is_utf8, remedy
-from slipway.system.errors import DataError
+from slipway.system.errors import DataError, nearest
 
 TABLES = (*PARQUET, ".csv", *JSON_LINES)
 TABLE_ENDINGS = "a .csv, .parquet or .jsonl file"
@@ -215,7 +214,7 @@ def special_columns(data: DataParams) -> dict[str, str]:
 def missing_column(name: str, present: Sequence[str]) -> str:
     """Return the part of an error message that says which column is missing."""
     same = [column for column in present if column.lower() == name.strip().lower()]
-    close = same or difflib.get_close_matches(name, present, n=1, cutoff=0.5)
+    close = same or nearest(name, present)
     return f"which is not there; did you mean {close[0]!r}?" if close else "which is not there"
 
 

@@ -1,14 +1,12 @@
 """Networks for images: the small residual network, those of timm, and the user's own."""
 
-import difflib
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from slipway.config.network_arguments import Normalisation, SmallResnetArguments
 from slipway.inputs.images import ImageContract
-from slipway.system.errors import ParamsError
+from slipway.system.errors import ParamsError, nearest
 from slipway.system.user_code import is_user_code
 from slipway.training.networks.networks import Network, NetworkSpec, parse_arguments
 from slipway.training.networks.user_network import user_backbone
@@ -78,7 +76,7 @@ def _timm_network(spec: NetworkSpec, channels: int) -> nn.Module:
 
     name = spec.name.removeprefix(_TIMM)
     if not timm.is_model(name):
-        close = difflib.get_close_matches(name, timm.list_models(), n=3, cutoff=0.5)
+        close = nearest(name, timm.list_models(), most=3)
         known = " or ".join(repr(_TIMM + each) for each in close)
         hint = f"; did you mean {known}?" if close else "."
         raise ParamsError(

@@ -1,6 +1,5 @@
 """Per-row losses in float32, class weights, and the L1 penalty."""
 
-import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, cast
 
@@ -11,7 +10,7 @@ from torch import Tensor, nn
 
 from slipway.config.training import TrainParams
 from slipway.kinds.registry import kind_of
-from slipway.system.errors import ParamsError, TrainingError, UnavailableError
+from slipway.system.errors import ParamsError, TrainingError, UnavailableError, nearest
 from slipway.system.user_code import definition_place, failure, import_named, is_user_code
 from slipway.training.batches.batches import Mixing
 from slipway.training.batches.soft_answers import Distillation
@@ -172,7 +171,7 @@ def _check_names(requested: Mapping[str, float], classes: Sequence[str]) -> None
     problems = [f"{name!r} has none" for name in classes if name not in requested]
     for name in requested:
         if name not in classes:
-            close = difflib.get_close_matches(name, classes, n=1, cutoff=0.5)
+            close = nearest(name, classes)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             problems.append(f"{name!r} is not a class{hint}")
     if problems:

@@ -39,5 +39,17 @@ def test_the_time_left_follows_the_mean_rate_although_images_come_in_bursts(
         assert abs(_seconds(left) - mean) <= 0.02 * mean
 
 
+def test_a_log_gets_lines_without_bars(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock()
+    monkeypatch.setattr("tqdm.std.time", clock.perf_counter)
+    for number in progress(range(6), "clean", None):
+        clock.sleep(11.0 + number)
+    lines = capsys.readouterr().err
+    assert re.match(r"clean: \d+ \[\d\d:\d\d, ", lines)
+    assert not {"|", "\r", "█", "%"} & set(lines)
+
+
 def _seconds(text: str) -> int:
     return sum(int(part) * 60**place for place, part in enumerate(reversed(text.split(":"))))
