@@ -239,7 +239,7 @@ def _with_reason(text: str, edit: Edit) -> str:
     return text[: lines.begin] + above + entry + remark + text[lines.end :]
 
 
-class _Lines(NamedTuple):
+class _EntryLines(NamedTuple):
     """The lines of one entry in a block mapping, as positions in the text."""
 
     begin: int  # of the comments above the entry that explain only its value
@@ -249,7 +249,7 @@ class _Lines(NamedTuple):
     remark: str  # the user's comment at the end of that line, or ""
 
 
-def _lines_of(text: str, mapping: Node, key: str, former: Collection[str]) -> _Lines:
+def _lines_of(text: str, mapping: Node, key: str, former: Collection[str]) -> _EntryLines:
     name, value = next(pair for pair in mapping.value if pair[0].value == key)
     start = begin = text.rfind("\n", 0, name.start_mark.index) + 1
     value_end = _end(value)
@@ -265,7 +265,9 @@ def _lines_of(text: str, mapping: Node, key: str, former: Collection[str]) -> _L
     remark = text[value_end:end].strip()
     if _plain_comment(remark.removeprefix("#")) in known:
         remark = ""
-    return _Lines(begin, text.rfind("\n", 0, name.start_mark.index) + 1, value_end, end, remark)
+    return _EntryLines(
+        begin, text.rfind("\n", 0, name.start_mark.index) + 1, value_end, end, remark
+    )
 
 
 def _plain_comment(text: str) -> str:

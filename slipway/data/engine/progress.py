@@ -13,7 +13,7 @@ _SECONDS_BETWEEN_LINES = 10.0
 Item = TypeVar("Item")
 
 
-class _Lines:
+class _ReportLines:
     """The standard error as a log: a line for each report, in place of a bar that is redrawn."""
 
     def write(self, text: str) -> None:
@@ -49,7 +49,7 @@ def progress(
         smoothing=0,  # the time left is from the mean rate: blocks of images come in bursts
         delay=0 if is_terminal else seconds,
         dynamic_ncols=is_terminal,
-        file=sys.stderr if is_terminal else _Lines(),
+        file=sys.stderr if is_terminal else _ReportLines(),
         bar_format=None if is_terminal else plain,
     ) as bar:
         for item in items:
