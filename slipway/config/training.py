@@ -309,11 +309,6 @@ class TrainParams(ParamsSection):
                     f"{chosen}: expected null, or the weights.safetensors of a model that this "
                     "network was; only 'timm/NAME' and 'encoder' have other pretrained weights"
                 )
-            if self.freeze_epochs:
-                yield (
-                    f"freeze_epochs is {self.freeze_epochs}, but network is {self.network!r}: only "
-                    "'timm/NAME' and 'encoder' have parts to freeze, set it to 0"
-                )
         if self.network == ENCODER and self.pretrained in (None, "hub"):
             yield (
                 f"network is {ENCODER!r}, but pretrained is {as_yaml(self.pretrained)}: expected a "
@@ -329,10 +324,15 @@ class TrainParams(ParamsSection):
                 f"freeze_epochs is {self.freeze_epochs}, but network_arguments.lora_rank is set, "
                 "which freezes the encoder itself: set one of them to 0 or null"
             )
-        if self.freeze_epochs and self.pretrained is None:
+        if self.freeze_epochs and not self.network.startswith(("timm/", ENCODER)):
             yield (
-                f"freeze_epochs is {self.freeze_epochs}, but pretrained is null: "
-                "untrained weights would be frozen"
+                f"freeze_epochs is {self.freeze_epochs}, but network is {self.network!r}: only "
+                "'timm/NAME' and 'encoder' have parts to freeze, set it to 0"
+            )
+        elif self.freeze_epochs and self.pretrained is None:
+            yield (
+                f"freeze_epochs is {self.freeze_epochs}, but pretrained is null: untrained weights "
+                "would be frozen. Name pretrained weights, or set it to 0"
             )
         if self.unfreeze_epochs and not self.freeze_epochs:
             yield (

@@ -606,6 +606,12 @@ class _Draft:
             assert self.weights is not None
             self.set_all(recipe.encoder_values(self.weights, size))
             self.used = self.weights
+            if not self.machine.has_gpu:
+                length = recipe.head_length(num_train, self.machine)
+                self.set("train.freeze_epochs", length.epochs, recipe.FROZEN)
+                self._length(length)
+                self._rate(length.batch_size, "frozen")
+                return
         if network in ("hashed_ngrams", "small_transformer"):
             self._length(recipe.text_length(network, size, num_train, self.machine))
         else:
@@ -616,6 +622,15 @@ class _Draft:
         rate = TrainParams.DEFAULTS.get(network, {}).get("learning_rate")
         if rate is not None:
             self.set("train.learning_rate", rate, "usual for this network")
+
+    def _rate(self, batch_size: int, start: recipe.Start, *, is_small: bool = False) -> None:
+        usual, why = {
+            "scratch": (0.004 if is_small else 0.001, "usual for this network"),
+            "pretrained": (0.001, "fine-tuning"),
+            "frozen": (0.003, "usual for a head alone"),
+        }[start]
+        rate = float(f"{usual * (batch_size / 128) ** 0.5:.1g}")
+        self.set("train.learning_rate", rate, f"{why} and batch size")
 
     def _length(self, length: recipe.Length) -> None:
         self.set("train.epochs", length.epochs, length.reason)
@@ -664,7 +679,7 @@ class _Draft:
             self._batch_size(length.batch_size)
         else:
             self._length(length)
-        self._image_rate(length.batch_size, start, is_small=width is not None)
+        self._rate(length.batch_size, start, is_small=width is not None)
         if not is_number:
             self.set("train.label_smoothing", 0.05, "some labels may be wrong")
         if self.machine.has_amx and not self.machine.has_gpu and num_train * size**2 > 1e7:
@@ -673,15 +688,6 @@ class _Draft:
             self.warnings.append(
                 "the images have 16 bits and use few of them: they will be dark. Rescale them"
             )
-
-    def _image_rate(self, batch_size: int, start: recipe.Start, *, is_small: bool) -> None:
-        usual, why = {
-            "scratch": (0.004 if is_small else 0.001, "usual for this network"),
-            "pretrained": (0.001, "fine-tuning"),
-            "frozen": (0.003, "usual for a head alone"),
-        }[start]
-        rate = float(f"{usual * (batch_size / 128) ** 0.5:.1g}")
-        self.set("train.learning_rate", rate, f"{why} and batch size")
 
     def _outputs(self) -> None:
         variants = default_of(Params, "export.variants")

@@ -25,6 +25,7 @@ from slipway.system.cores import num_cores
 Start = Literal["scratch", "pretrained", "frozen"]
 Values = dict[str, tuple[Any, str]]  # value and reason by key
 MIN_STEPS = 300
+FROZEN = "all: only the new head learns. 1 trains the body, too: slower"
 SMALL_PX = 64  # up to here images keep their size
 _PHOTOGRAPH_PX = {"scratch": 64, "pretrained": 224}
 _MIN_PX = 16
@@ -134,13 +135,20 @@ def image_length(
 ) -> Length:
     """Return batch size and epochs of a network for images.
 
-    `width` is that of `small_resnet`; None means ResNet-18. Epochs behind a frozen body cost next
-    to nothing, because its features are computed once.
+    `width` is that of `small_resnet`; None means ResNet-18.
     """
     if start == "frozen":
-        return _length(_HEAD_FLOPS, _USUAL_EPOCHS[start], num_train, machine)
+        return head_length(num_train, machine)
     per_pixel = _RESNET18_FLOPS if width is None else _SMALL_RESNET_FLOPS * width**2
     return _length(per_pixel * size_px**2, _USUAL_EPOCHS[start], num_train, machine)
+
+
+def head_length(num_train: int, machine: Machine) -> Length:
+    """Return batch size and epochs of a head behind a frozen body.
+
+    Epochs cost next to nothing, because the features of the body are computed once.
+    """
+    return _length(_HEAD_FLOPS, _USUAL_EPOCHS["frozen"], num_train, machine)
 
 
 def table_length(
@@ -258,7 +266,7 @@ def image_network(
             "train.pretrained": (weights.pretrained, weights.reason),
             "train.freeze_epochs": (1, "the new head learns first")
             if frozen_epochs is None
-            else (frozen_epochs, "all: only the new head learns. 1 trains the body, too: slower"),
+            else (frozen_epochs, FROZEN),
         }
     values: Values = {"train.network": (network, "trained from scratch")}
     if width is not None:

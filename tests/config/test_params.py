@@ -303,7 +303,14 @@ def test_default_params_yaml_is_valid() -> None:
             "l1 is 0.1, but strategy is 'deepspeed_stage_3'",
         ),
         ({"train__pretrained": "hub"}, "pretrained is 'hub', but network is 'small_resnet'"),
-        ({"train__freeze_epochs": 2}, "freeze_epochs is 2, but pretrained is null"),
+        (
+            {"train__network": "timm/resnet18", "train__freeze_epochs": 2},
+            "freeze_epochs is 2, but pretrained is null: untrained weights would be frozen. Name",
+        ),
+        (
+            {"train__network": "mine:Own", "train__freeze_epochs": 2},
+            "freeze_epochs is 2, but network is 'mine:Own': only 'timm/NAME' and 'encoder' have",
+        ),
         ({"train__unfreeze_epochs": 2}, "unfreeze_epochs is 2, but freeze_epochs is 0"),
         (
             {"train__class_weights": "some"},

