@@ -24,6 +24,7 @@ _FIXES = {
 # torch's archive writer only reports that fewer bytes arrived than it wrote.
 _SHORT_WRITE = re.compile(r"unexpected pos \d+ vs \d+|PytorchStreamWriter failed|iostream error")
 _QUOTED = re.compile(r"'(/?[^'\n]*/[^'\n]*)'")
+_PARTIAL = re.compile(r"\.\d+\.partial$")  # of `files`, which the user never sees
 _PROBE_BYTES = 64 << 10
 
 
@@ -69,5 +70,5 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _describe(code: int, path: object) -> str:
     place = f"the file system of {Path.cwd()}"
     if isinstance(path, str | bytes):
-        place = os.fsdecode(path)
+        place = _PARTIAL.sub("", os.fsdecode(path))
     return f"{place}: {os.strerror(code)}. {_FIXES[code]}"
