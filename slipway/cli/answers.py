@@ -61,7 +61,13 @@ def predict(
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    envvar="BENTOML_HOST",
+    help="Address to listen on; also as BENTOML_HOST.",
+)
 @click.option("--port", type=click.IntRange(0, 65535), default=3000, show_default=True)
 @click.option("--models", type=click.Path(path_type=Path), help="Serve the models of this file.")
 @click.option("--grpc-port", type=click.IntRange(1, 65535), help="With --models: serve gRPC, too.")

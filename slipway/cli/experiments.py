@@ -13,7 +13,7 @@ from slipway.cli.verbs import VERBS
 from slipway.system import files
 from slipway.system.errors import ParamsError
 
-SERVICE_HOST = "127.0.0.1"
+SERVICE_HOST = os.environ.get("BENTOML_HOST") or "127.0.0.1"
 
 
 @click.command()

@@ -1,5 +1,6 @@
 """The command `slipway init`, which creates a project."""
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Any
@@ -91,7 +92,7 @@ def init(
             click.confirm(f"\nWrite the project to {folder}?", default=True, abort=True)
     written = create(folder, proposal)
     go = f"{command}\n  " if (command := activation()) else ""  # this shell lacks `slipway`
-    go += "" if folder.resolve() == Path.cwd() else f"cd {folder}\n  "
+    go += "" if folder.resolve() == Path.cwd() else f"cd {shlex.quote(str(folder))}\n  "
     say(f"\nwritten to {folder}: {', '.join(written)}\nnow:")
     say(f"  {go}slipway run    # make the model\n  slipway serve  # start the service")
     for words in proposal.last_words:

@@ -237,8 +237,7 @@ def _start_repositories(folder: Path) -> None:
         answer = subprocess.run(
             [sys.executable, "-m", "dvc", "init", *inside],
             cwd=folder,
-            env=os.environ
-            | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": str(folder / _DVC_SITE_CACHE)},
+            env=os.environ | {"DVC_NO_ANALYTICS": "1", "DVC_SITE_CACHE_DIR": _DVC_SITE_CACHE},
             capture_output=True,
             text=True,
         )

@@ -25,11 +25,17 @@ def test_init_writes_a_project_and_says_what_to_type_next(
     folder: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     answers = ["--target", "cultivar", "--task", "table_classification"]
-    main(["init", "wine", "--data", str(root / "data/demo/wine.csv"), *answers])
+    main(["init", "my wine", "--data", str(root / "data/demo/wine.csv"), *answers])
     printed = capsys.readouterr().out
-    params = load_params(folder / "wine/params.yaml")
+    params = load_params(folder / "my wine/params.yaml")
     assert re.search(rf"^  data\.task +{params.data.task}  # ", printed, re.MULTILINE)
-    assert "cd wine\n  slipway run" in printed
+    assert "cd 'my wine'\n  slipway run" in printed
+    written = {path.name for path in (folder / "my wine").iterdir()} - {".work"}
+    assert sorted(written) == [
+        *(".dvc", ".dvcignore", ".gitignore", "README.md", "bentofile.yaml", "dvc.yaml"),
+        "params.yaml",
+    ]
+    assert {path.name for path in folder.iterdir()} <= {".git", ".work", "my wine"}
 
 
 def test_init_asks_for_an_ambiguous_target_with_its_option(
