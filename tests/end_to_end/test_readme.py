@@ -19,7 +19,7 @@ SERVERS = {"make serve"}
 # tests/structure/test_activation.py activates the environment in each shell.
 RUN_ELSEWHERE = {
     "source .venv/bin/activate",
-    "pip install 'slipway-ml[train,serve-cpu,export]'",
+    "pip install 'slipway-ml[train,serve-cpu,export,weights]'",
     "slipway init my_model --data photographs/",
     "cd my_model && slipway run --serve",
 }
