@@ -43,6 +43,7 @@ from slipway.project.task_choice import (
 from slipway.system.errors import DataError, ParamsError
 from slipway.system.user_code import is_user_code
 
+_ENCODER_HEAD_RATE = 0.014  # features of MiniLM are half as large as those of images
 _WIDTH = 100  # width of a terminal
 _SMALL = 5_000  # rows, below which the classes are cut at exact fractions
 _MIN_CLASS_ROWS = 3  # with fewer, a class is missing from a split
@@ -610,7 +611,7 @@ class _Draft:
                 length = recipe.head_length(num_train, self.machine)
                 self.set("train.freeze_epochs", length.epochs, recipe.FROZEN)
                 self._length(length)
-                self._rate(length.batch_size, "frozen")
+                self._rate(length.batch_size, "frozen", usual=_ENCODER_HEAD_RATE)
                 return
         if network in ("hashed_ngrams", "small_transformer"):
             self._length(recipe.text_length(network, size, num_train, self.machine))
@@ -623,13 +624,20 @@ class _Draft:
         if rate is not None:
             self.set("train.learning_rate", rate, "usual for this network")
 
-    def _rate(self, batch_size: int, start: recipe.Start, *, is_small: bool = False) -> None:
-        usual, why = {
+    def _rate(
+        self,
+        batch_size: int,
+        start: recipe.Start,
+        *,
+        is_small: bool = False,
+        usual: float | None = None,
+    ) -> None:
+        known, why = {
             "scratch": (0.004 if is_small else 0.001, "usual for this network"),
             "pretrained": (0.001, "fine-tuning"),
             "frozen": (0.003, "usual for a head alone"),
         }[start]
-        rate = float(f"{usual * (batch_size / 128) ** 0.5:.1g}")
+        rate = float(f"{(usual or known) * (batch_size / 128) ** 0.5:.1g}")
         self.set("train.learning_rate", rate, f"{why} and batch size")
 
     def _length(self, length: recipe.Length) -> None:
