@@ -1,4 +1,4 @@
-"""The table of the verbs of `slipway`, at most 25, in the order in which users need them."""
+"""The table of the verbs of `slipway`, in the order in which users need them."""
 
 from collections.abc import Mapping
 
@@ -23,6 +23,11 @@ _TUNE = {
         "slipway.serving.load_test.replicas:main",
         "compute the replicas for a rate from the measured capacity",
     ),
+}
+_LAUNCH = {
+    "slurm": Verb("slipway.cli.launch:slurm", "write slurm.sbatch, for a Slurm cluster"),
+    "torchrun": Verb("slipway.cli.launch:torchrun", "write torchrun.sh, to start on every machine"),
+    "skypilot": Verb("slipway.cli.launch:skypilot", "write skypilot.yaml, for a rented machine"),
 }
 _EXPORT = {
     "browser": Verb("slipway.cli.exports:browser", "write a page that answers in the browser"),
@@ -60,6 +65,7 @@ VERBS: Mapping[str, Verb] = {
     "take": Verb("slipway.cli.experiments:take", "make an experiment the workspace"),
     "show": Verb("slipway.cli.experiments:show", "open the reports"),
     "reset": Verb("slipway.cli.experiments:reset", "remove what the stages wrote"),
+    "launch": Verb(_LAUNCH, "write a script that trains on several machines"),
     "plan": Verb("slipway.planning.plan:main", "predict memory, disk and time of the training"),
     "profile": Verb("slipway.profiling.profile:main", "find what slows the training down"),
     "tune": Verb(

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
+from slipway.cli.command import main
 from tests.conftest import ROOT
 
-TASK = ROOT / "launch/skypilot.yaml"
+TASK = (ROOT / "launch/skypilot.yaml").read_text()
+TASK = TASK.replace("@processes@", "1").replace("@setup@", "./install.sh")
 # Prints the resources that SkyPilot reads from a task, or its error.
 READ = """
 import sys, yaml
@@ -34,7 +36,7 @@ touch dvc.lock
 
 
 def _task() -> dict[str, Any]:
-    content: dict[str, Any] = yaml.safe_load(TASK.read_text())
+    content: dict[str, Any] = yaml.safe_load(TASK)
     return content
 
 
@@ -65,6 +67,19 @@ def test_another_machine_finds_the_checkpoints_and_leaves_the_results_in_the_buc
     assert (bucket / "digits/train/step-1").is_dir()
 
 
+def test_launch_skypilot_writes_the_task_for_a_clone_and_names_its_setup(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("slipway.cli.launch.CODE", tmp_path)
+    (tmp_path / "params.yaml").write_text((ROOT / "params.yaml").read_text())
+    main(["launch", "skypilot", "--gpus-per-node", "4"])
+    content = yaml.safe_load((tmp_path / "skypilot.yaml").read_text())
+    assert set(content["resources"]["accelerators"]) == {"L4:4", "A10G:4", "A100:4"}
+    assert "train.devices=4" in content["run"]
+    assert content["setup"] == "set -e\n./install.sh\n"
+
+
 def test_a_bucket_and_a_name_are_required() -> None:
     assert _task()["envs"] == {"BUCKET": None, "NAME": None}
     assert _task()["resources"]["use_spot"] is True
@@ -89,15 +104,16 @@ def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _read(python: Path, task: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [str(python), "-c", READ, str(task)],
-        cwd=task.parent.parent,
+        cwd=task.parent,
         capture_output=True,
         text=True,
     )
 
 
 @pytest.mark.nightly(seconds=120)
-def test_skypilot_reads_the_task(python: Path) -> None:
-    done = _read(python, TASK)
+def test_skypilot_reads_the_task(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "skypilot.yaml").write_text(TASK)
+    done = _read(python, tmp_path / "skypilot.yaml")
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("[Spot]") == 3
     assert "['/slipway']" in done.stdout
@@ -105,9 +121,8 @@ def test_skypilot_reads_the_task(python: Path) -> None:
 
 @pytest.mark.nightly(seconds=120)
 def test_skypilot_refuses_a_task_with_an_unknown_key(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "launch").mkdir()
-    wrong = tmp_path / "launch/task.yaml"
-    wrong.write_text(TASK.read_text().replace("use_spot", "use_spots"))
+    wrong = tmp_path / "task.yaml"
+    wrong.write_text(TASK.replace("use_spot", "use_spots"))
     done = _read(python, wrong)
     assert done.returncode
     assert "use_spots" in done.stderr

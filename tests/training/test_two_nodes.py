@@ -1,8 +1,7 @@
-"""The scripts of launch/ train the same weights on two nodes as two processes on one node."""
+"""Scripts of `slipway launch` train the same weights on two nodes as two processes on one."""
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from slipway.project.launchers import write_script
 from slipway.system import files
 from slipway.training.networks.networks import read_model_manifest
 from tests.training.conftest import ROOT, write_project
@@ -20,6 +20,8 @@ from tests.training.text_projects import write_text_project
 from tests.training.two_nodes import TwoNodes, skip_without, two_nodes
 
 pytestmark = [pytest.mark.process, pytest.mark.timeout(1800)]
+MPIRUN = "mpirun --hostfile hosts --map-by slot --bind-to none -x MASTER_ADDR=node1"
+DEEPSPEED = "deepspeed --hostfile hosts --force_multi --no_local_rank --no_python"
 HOSTS = "node1 slots=1\nnode2 slots=1\n"
 AS_ROOT = {
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -75,16 +77,19 @@ def _num_devices(train: dict[str, Any]) -> int:
 
 
 def _shared_project(root: Path, **train: Any) -> Path:
-    """Write a project with only the stage `train`, the scripts of launch/ and this code."""
-    _write(root, num_nodes=2, devices=_num_devices(train), **train)
-    shutil.copytree(ROOT / "launch", root / "launch")
+    """Write a project of this code with only the stage `train`, and scripts of `slipway launch`."""
+    devices = _num_devices(train)
+    _write(root, num_nodes=2, devices=devices, **train)
+    with contextlib.chdir(root):
+        write_script("torchrun.sh", 2, devices, gpus=0)
+        write_script("slurm.sbatch", 2, devices, gpus=0)
     for name in ("slipway", "transforms", "data/demo"):
         (root / name).symlink_to(ROOT / name)
     (root / ".venv").symlink_to(sys.prefix)
     (root / ".dvc").mkdir()
     files.write_text(root / ".dvc/config", "[core]\n    no_scm = true\n")
     files.write_text(root / "dvc.yaml", PIPELINE)
-    files.write_text(root / "launch/hostfile", HOSTS)
+    files.write_text(root / "hosts", HOSTS)
     return root
 
 
@@ -104,9 +109,8 @@ def test_torchrun_on_two_nodes_trains_the_same_weights_as_on_one_node(
     nodes: TwoNodes, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     project, devices = _shared_project(tmp_path / "two", **settings), _num_devices(settings)
-    launcher = ["launch/torchrun.sh", "2", str(devices)]
-    with nodes.started("node2", [*launcher, "1", "node1"], project) as second:
-        done = nodes.run("node1", [*launcher, "0", "node1"], project)
+    with nodes.started("node2", ["./torchrun.sh", "1", "node1"], project) as second:
+        done = nodes.run("node1", ["./torchrun.sh", "0", "node1"], project)
         assert done.returncode == 0, done.stdout + done.stderr
         assert second.wait(60) == 0
     one_node = _trained_on_one_node(tmp_path / "one", **settings)
@@ -133,8 +137,8 @@ def test_torchrun_on_two_nodes_restarts_a_lost_process_and_trains_the_same_weigh
     settings = {**DDP, "epochs": 12}
     project = _shared_project(tmp_path / "two", **settings, checkpoint_every_minutes=1e-9)
     with (
-        nodes.started("node2", ["launch/torchrun.sh", "2", "1", "1", "node1"], project) as second,
-        nodes.started("node1", ["launch/torchrun.sh", "2", "1", "0", "node1"], project) as first,
+        nodes.started("node2", ["./torchrun.sh", "1", "node1"], project) as second,
+        nodes.started("node1", ["./torchrun.sh", "0", "node1"], project) as first,
     ):
         _kill_after_a_checkpoint(project, rank=1)
         assert first.wait(300) == 0, (project / "node1.log").read_text()
@@ -144,24 +148,24 @@ def test_torchrun_on_two_nodes_restarts_a_lost_process_and_trains_the_same_weigh
 
 
 @pytest.mark.parametrize(
-    ("script", "tools", "settings"),
+    ("launcher", "tools", "settings"),
     [
-        ("mpirun.sh", ("mpirun",), DDP),
-        ("deepspeed.sh", ("pdsh",), DDP),
-        pytest.param("deepspeed.sh", ("pdsh",), ZERO, marks=pytest.mark.nightly),
-        pytest.param("mpirun.sh", ("mpirun",), TENSOR, marks=pytest.mark.nightly),
-        pytest.param("mpirun.sh", ("mpirun",), FSDP, marks=pytest.mark.nightly),
-        pytest.param("mpirun.sh", ("mpirun",), STAGES, marks=pytest.mark.nightly),
-        pytest.param("deepspeed.sh", ("pdsh",), FSDP, marks=pytest.mark.nightly),
-        pytest.param("deepspeed.sh", ("pdsh",), TENSOR, marks=pytest.mark.nightly),
-        pytest.param("deepspeed.sh", ("pdsh",), STAGES, marks=pytest.mark.nightly),
+        (MPIRUN, ("mpirun",), DDP),
+        (DEEPSPEED, ("pdsh",), DDP),
+        pytest.param(DEEPSPEED, ("pdsh",), ZERO, marks=pytest.mark.nightly),
+        pytest.param(MPIRUN, ("mpirun",), TENSOR, marks=pytest.mark.nightly),
+        pytest.param(MPIRUN, ("mpirun",), FSDP, marks=pytest.mark.nightly),
+        pytest.param(MPIRUN, ("mpirun",), STAGES, marks=pytest.mark.nightly),
+        pytest.param(DEEPSPEED, ("pdsh",), FSDP, marks=pytest.mark.nightly),
+        pytest.param(DEEPSPEED, ("pdsh",), TENSOR, marks=pytest.mark.nightly),
+        pytest.param(DEEPSPEED, ("pdsh",), STAGES, marks=pytest.mark.nightly),
     ],
 )
 def test_mpirun_and_deepspeed_on_two_nodes_train_the_same_weights_as_on_one_node(
     nodes: TwoNodes,
     one_node: dict[str, str],
     tmp_path: Path,
-    script: str,
+    launcher: str,
     tools: tuple[str, ...],
     settings: dict[str, str],
 ) -> None:
@@ -169,7 +173,8 @@ def test_mpirun_and_deepspeed_on_two_nodes_train_the_same_weights_as_on_one_node
     project = _shared_project(tmp_path / "two", **settings)
     with nodes.reachable_by_ssh() as ssh:
         variables = {**AS_ROOT, "PATH": f"{ssh}:{os.environ['PATH']}", "TMPDIR": str(nodes.folder)}
-        done = nodes.run("node1", [f"launch/{script}"], project, **variables)
+        variables["TRAIN_LAUNCHER"] = launcher
+        done = nodes.run("node1", [f"{sys.prefix}/bin/slipway", "run"], project, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     expected = one_node.get(settings["strategy"]) or _trained_on_one_node(
         tmp_path / "one", **settings
@@ -197,7 +202,7 @@ def test_slurm_on_two_nodes_and_a_requeued_job_train_the_same_weights_as_one_nod
     project = _shared_project(tmp_path / "two", **settings)
     with slurm(nodes) as cluster:
         no_gpus = ["--gpus-per-node=0", "--cpus-per-task=1", "--time=30"]
-        job = cluster.ask("sbatch", "--parsable", *no_gpus, "launch/slurm.sbatch", folder=project)
+        job = cluster.ask("sbatch", "--parsable", *no_gpus, "slurm.sbatch", folder=project)
         log = project / f"slurm-{job}.log"
         wait_until(
             lambda: log.is_file() and "epoch  5/60" in log.read_text(),

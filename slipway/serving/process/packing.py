@@ -44,7 +44,7 @@ _IMAGE = (
     "requirements.tracing.lock",
     "requirements.postgres.lock",
 )
-_CODE = Path(__file__).parents[3]  # the folder that holds `slipway`
+CODE = Path(__file__).parents[3]  # the folder that holds `slipway`
 
 
 def bento_labels(root: Path = ROOT) -> dict[str, str]:
@@ -81,7 +81,7 @@ def write_build_files(root: Path = ROOT) -> None:
 
     A clone does not need them. Raises the errors of `write_own_wheel`.
     """
-    if root.resolve() == _CODE.resolve():
+    if root.resolve() == CODE.resolve():
         return
     write_own_wheel(root / _BUILD)
     for name in _IMAGE:
@@ -113,8 +113,9 @@ def _installed(package: Path) -> Distribution:
             return found
     raise UnavailableError(
         f"Slipway runs from {package}, which was not installed from a wheel. Expected the package "
-        f"{NAME} in this environment, because the bento of a project contains it. Install it "
-        f"(`pip install '{NAME}[serve]'`, not in editable mode), or build in a clone of Slipway."
+        f"{NAME} in this environment, because the wheel for other machines is made of its files. "
+        f"Install it (`pip install '{NAME}[serve]'`, not in editable mode), or do this in a clone "
+        "of Slipway."
     )
 
 

@@ -161,8 +161,7 @@ def _open_mpi(environment: Mapping[str, str]) -> Launch | None:
     num_nodes = _num_nodes("mpirun", size, local)
     if num_nodes > 1 and "MASTER_ADDR" not in environment:
         raise UnavailableError(
-            "mpirun does not say on which node rank 0 runs. Add -x MASTER_ADDR=HOST, as "
-            "launch/mpirun.sh does."
+            "mpirun does not say on which node rank 0 runs. Add -x MASTER_ADDR=HOST to it."
         )
     return Launch(
         launcher="mpirun",

@@ -1,7 +1,6 @@
 """Tests of the launchers' environment variables: they are read, or refused with a reason."""
 
 import json
-import subprocess
 import sys
 
 import pytest
@@ -182,12 +181,6 @@ def test_two_runs_of_mpirun_on_one_machine_use_different_ports() -> None:
     ports = [launch.main_port for launch in launches if launch]
     assert ports[0] != ports[1] == ports[2]
     assert all(launch and launch.main_address == "127.0.0.1" for launch in launches)
-
-
-def test_the_torchrun_script_prints_its_usage_if_called_without_arguments() -> None:
-    answer = subprocess.run(["launch/torchrun.sh", "2"], capture_output=True, text=True)
-    assert answer.returncode == 2
-    assert answer.stderr == "usage: launch/torchrun.sh NUM_NODES DEVICES NODE_RANK FIRST_NODE\n"
 
 
 def _run(*environments: dict[str, str]) -> str:
