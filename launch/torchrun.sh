@@ -1,6 +1,6 @@
 #!/bin/bash
-# Runs `slipway run`, with training on @nodes@ nodes, without ssh or a scheduler. Start it on every node,
-# in this folder, which all nodes share under the same path, as they do the environment below:
+# Runs `slipway run`, with training on @nodes@ nodes, without ssh or a scheduler. Start it on every
+# node in this folder, which all share under the same path, as they do the environment below:
 #   ./torchrun.sh 0 node1   on the first node, node1, and with 1, 2, ... in place of 0 on the others
 # DVC runs on the first node. The other nodes wait for it for up to a day. If training is already up
 # to date, it does not start: end the waiting processes by hand.

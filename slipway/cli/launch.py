@@ -1,13 +1,20 @@
-"""The commands `slipway launch ...`, which write a script that trains on several machines."""
+"""The commands `slipway launch ...`, which write a script that trains on several machines.
 
+The templates are in `launch/`.
+"""
+
+import shlex
+import sys
 from pathlib import Path
 
 import click
 
 from slipway.cli.command import say
 from slipway.config.params import load_params
-from slipway.project.launchers import write_script
 from slipway.serving.process.packing import CODE, write_own_wheel
+from slipway.system import files
+from slipway.system.assets import asset
+from slipway.system.errors import ParamsError
 
 _PARAMS = Path("params.yaml")
 _NODES = click.option(
@@ -23,6 +30,51 @@ _INTERFACE = click.option(
     metavar="NAME",
     help="Network card between the machines, such as eth1; by default the libraries choose.",
 )
+
+
+def write_script(
+    name: str,
+    nodes: int,
+    processes: int,
+    gpus: int,
+    interface: str | None = None,
+    setup: str = "",
+) -> Path:
+    """Write launch/NAME into the current folder, for this interpreter; return its path.
+
+    `processes` and `gpus` are those of each node; `interface` is the network card between nodes,
+    `setup` the command that installs Slipway on a new machine. Raises ParamsError if there is a
+    file of that name, because it may have been edited.
+    """
+    path = Path(name)
+    if path.exists():
+        raise ParamsError(
+            f"{name} exists, expected a new file. Edit it, or remove it and run this again."
+        )
+    values = {
+        "nodes": str(nodes),
+        "processes": str(processes),
+        "gpus": str(gpus),
+        # Not the file that a link of a virtual environment leads to: it has other packages.
+        "bin": shlex.quote(str(Path(sys.executable).absolute().parent)),
+        "interface": _interface(interface),
+        "setup": setup,
+    }
+    template = asset(f"launch/{name}")
+    text = template.read_text(encoding="utf-8")
+    for key, value in values.items():
+        text = text.replace(f"@{key}@", value)
+    files.write_text(path, text)
+    path.chmod(template.stat().st_mode & 0o777)
+    return path
+
+
+def _interface(name: str | None) -> str:
+    """Return the line that chooses the network card; a guess would break a working fabric."""
+    if name is None:
+        return "# --interface NAME sets NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME here."
+    quoted = shlex.quote(name)
+    return f"export NCCL_SOCKET_IFNAME={quoted} GLOO_SOCKET_IFNAME={quoted}"
 
 
 def _machines(nodes: int | None, gpus: int | None) -> tuple[int, int, int]:

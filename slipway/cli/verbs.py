@@ -106,5 +106,4 @@ VERBS: Mapping[str, Verb] = {
         "from drift or new labels to a candidate that a person decides on",
         extra="train,serve-cpu",
     ),
-    "version": Verb("slipway.cli.about:version", "print the version", extra=""),
 }

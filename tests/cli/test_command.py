@@ -1,7 +1,6 @@
 """The command: lazy verbs, exit codes, and messages in three parts."""
 
 import contextlib
-import json
 import os
 import re
 import subprocess
@@ -101,15 +100,15 @@ def test_show_with_a_name_says_that_it_takes_none(
 
 
 def test_an_unknown_option_ends_with_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert end_of(["version", "--jsn"], SLIPWAY) == 2
+    assert end_of(["check", "--jsn"], SLIPWAY) == 2
     assert "--jsn" in capsys.readouterr().err
 
 
 def test_wrong_arguments_are_described_in_three_parts(capsys: pytest.CaptureFixture[str]) -> None:
-    assert end_of(["version", "extra"], SLIPWAY) == 2
+    assert end_of(["check", "extra"], SLIPWAY) == 2
     assert capsys.readouterr().err == (
         "\nerror: Got unexpected extra argument (extra). "
-        "Expected `slipway version [OPTIONS]`; see `slipway version --help`.\n"
+        "Expected `slipway check [OPTIONS]`; see `slipway check --help`.\n"
     )
 
 
@@ -222,17 +221,6 @@ def test_completion_offers_verbs_without_importing_them() -> None:
     assert [item.value for item in found] == ["gone"]
 
 
-@pytest.mark.process
-def test_version_with_json_prints_the_installed_version(root: Path) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-m", "slipway.cli", "version", "--json"],
-        cwd=root,
-        capture_output=True,
-        check=True,
-    )
-    assert json.loads(answer.stdout)["slipway"] == installed_version()
-
-
 @pytest.mark.nightly
 def test_help_takes_less_than_three_times_the_import_of_click(root: Path) -> None:
     """On a quiet machine these are 0.13 and 0.06 s; other load slows both."""
@@ -267,7 +255,7 @@ def test_the_command_finds_the_projects_modules_and_its_own_environment(
     """A console script starts without the working directory on its path (`-P`)."""
     (tmp_path / "mine.py").touch()
     code = (
-        "import shutil; from slipway.cli.command import main; main(['version']); "
+        "import shutil; from slipway.cli.command import main; main(['--version']); "
         "import mine; print(mine.__file__, shutil.which('python'))"
     )
     answer = subprocess.run(

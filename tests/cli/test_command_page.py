@@ -76,5 +76,5 @@ def test_the_command_page_names_every_option_of_a_verb_and_no_other(name: str, v
 
 
 def test_the_check_of_the_command_page_finds_a_missing_and_an_invented_option() -> None:
-    page = PAGE.replace("`--json`", "`--jason`")
-    assert documented(page)["slipway version"] == {"--jason"}
+    page = PAGE.replace("`--price-per-gpu-hour`", "`--price-per-hour`")
+    assert documented(page)["slipway plan"] == {"--seconds", "--gpus", "--price-per-hour"}

@@ -41,7 +41,7 @@ def run(name: str, values: dict[str, Any]) -> None:
 def values(
     tmp_path: Path, table_project: Path, table_model: LoadedModel, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Any]:
-    """What the examples name, in a folder with the files that they name."""
+    """The names in the examples, and the folder with the files that they read."""
     (tmp_path / "my_project").symlink_to(table_project)
     row = table_row(3)
     frame = pandas.DataFrame([row, row | {"age": "old"}, row])

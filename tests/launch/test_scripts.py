@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipway.cli.command import main
-from slipway.project.launchers import write_script
+from slipway.cli.launch import write_script
 from tests.cli.test_params import message_of
 from tests.conftest import ROOT
 

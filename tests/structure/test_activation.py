@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import ROOT
 
 pytestmark = pytest.mark.process
-SHOW = "echo $VIRTUAL_ENV; echo $BENTOML_HOME; slipway version"
+SHOW = "echo $VIRTUAL_ENV; echo $BENTOML_HOME; slipway --version"
 SYSTEM = "/usr/bin:/bin"
 
 
@@ -67,15 +67,15 @@ def test_a_project_elsewhere_runs_the_code_of_the_copy_that_is_active(
 def test_the_command_of_a_copy_runs_its_code_without_activation(copy: Path, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/slipway").symlink_to(Path(sys.prefix) / "bin/slipway")
-    (own,) = shell("'a copy/.venv/bin/slipway' version", tmp_path)
+    (own,) = shell("'a copy/.venv/bin/slipway' --version", tmp_path)
     assert own.startswith("slipway copy ")
-    (linked,) = shell("bin/slipway version", tmp_path)  # a link to the command follows it
+    (linked,) = shell("bin/slipway --version", tmp_path)  # a link to the command follows it
     assert "copy" not in linked
 
 
 def test_a_folder_without_code_runs_the_code_that_was_installed(tmp_path: Path) -> None:
     (tmp_path / ".venv").symlink_to(sys.prefix)
-    assert shell("source .venv/bin/activate; slipway version", tmp_path)
+    assert shell("source .venv/bin/activate; slipway --version", tmp_path)
 
 
 def test_activation_keeps_a_home_of_bentoml_that_the_user_chose(copy: Path) -> None:

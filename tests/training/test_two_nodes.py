@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from slipway.project.launchers import write_script
+from slipway.cli.launch import write_script
 from slipway.system import files
 from slipway.training.networks.networks import read_model_manifest
 from tests.training.conftest import ROOT, write_project
