@@ -34,7 +34,7 @@ from slipway.serving.schemas import row_schema, text_schema
 from slipway.serving.settings import Settings, SettingsError, read_settings
 from slipway.serving.worker import ModelWorker
 from slipway.system.environment import switch_off_telemetry
-from slipway.system.errors import SlipwayError
+from slipway.system.errors import SlipwayError, linked
 
 if TYPE_CHECKING:
     from slipway.serving.process.operator_port import OperatorPort
@@ -127,7 +127,7 @@ class WrappedService(Service[Any]):  # type: ignore[misc]
         if COLUMNS and COLUMNS.ignored:
             text += f" Ignored columns: {', '.join(COLUMNS.ignored)}."
         shape = "{error: {code, message, field, request_id}}"
-        return f"{text} Errors have one shape: {shape}. See docs/reference/serving.md."
+        return linked(f"{text} Errors have one shape: {shape}. See docs/reference/serving.md.")
 
 
 async def _answer(payload: Payload) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from slipway.system.errors import linked
+
 _TOO_MUCH = 1e6
 
 
@@ -63,6 +65,7 @@ class CommandParser(argparse.ArgumentParser):
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         settings.setdefault("formatter_class", _ClickStyle)
         super().__init__(*arguments, **settings)
+        self.description = linked(self.description or "")
         for action in self._actions:
             if isinstance(action, argparse._HelpAction):
                 action.help = "Show this message and exit."

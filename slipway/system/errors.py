@@ -24,14 +24,30 @@ A message names what was found, what was expected and how to fix it.
 import re
 from collections.abc import Iterable
 
+from slipway.system.version import documentation_url
+
 _SHARED = re.compile(r".*\.|[a-z]+_|")  # train. or slipway_
 _SHARE = 3  # one wrong letter in so many
 _MARKS, _WORD = re.compile(r"[_.-]"), 4  # letters of a word, at least
 _LONGEST = 100  # characters of a name that is compared
+_PAGE = re.compile(r"(?<![\w./-])docs/((?:explanation|how-to|reference|tutorials)/[\w-]+)\.md\b")
+
+
+def linked(text: str) -> str:
+    """Return a message in which each page of our docs is a URL, which has no path of the clone.
+
+    "see docs/how-to/loop.md" becomes "see https://.../docs/how-to/loop.html".
+    """
+    if "docs/" not in text or not (url := documentation_url()):
+        return text
+    return _PAGE.sub(rf"{url}/docs/\1.html", text)
 
 
 class SlipwayError(Exception):
     """Base of all errors that the user can fix. It ends a command without a traceback."""
+
+    def __str__(self) -> str:
+        return linked(super().__str__())
 
 
 class ParamsError(SlipwayError):
@@ -73,7 +89,7 @@ class SealError(SlipwayError):
     """Params, code or data changed while a stage ran, or a record is of another run."""
 
     def __str__(self) -> str:
-        return f"{super().__str__()} See docs/reference/pipeline.md#sealed-inputs."
+        return linked(f"{super().__str__()} See docs/reference/pipeline.md#sealed-inputs.")
 
 
 class LockedError(SlipwayError):

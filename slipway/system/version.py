@@ -1,6 +1,7 @@
 """The version of the running Slipway, and what git says about the version of a folder."""
 
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 from slipway.system.assets import asset
@@ -30,6 +31,26 @@ def installed_version() -> str:
         return version(DISTRIBUTION)
     except PackageNotFoundError:  # a bento holds the code without the package
         return "unknown"
+
+
+@cache
+def documentation_url() -> str:
+    """Return the URL below which the docs are read, from pyproject.toml; "" in a bento of a clone.
+
+    Of an installed package it is in the metadata.
+    """
+    import tomllib
+    from importlib.metadata import PackageNotFoundError, metadata
+
+    checkout = asset("pyproject.toml")
+    if checkout.is_file():
+        content = tomllib.loads(checkout.read_text(encoding="utf-8"))
+        return str(content["project"]["urls"]["Documentation"])
+    try:
+        urls = metadata(DISTRIBUTION).get_all("Project-URL") or []
+    except PackageNotFoundError:
+        return ""
+    return next((url.partition(", ")[2] for url in urls if url.startswith("Documentation")), "")
 
 
 def git(folder: Path, *arguments: str) -> str | None:

@@ -14,7 +14,7 @@ from slipway.config.params import read_content, resolved
 from slipway.config.seals import check_inputs, sealed, sealed_params, stage_entry, stage_params
 from slipway.config.stage_graph import read_pipeline
 from slipway.kinds.code_digest import stage_digest, stage_files
-from slipway.system.errors import SchemaError, SealError, UnavailableError
+from slipway.system.errors import SchemaError, SealError, UnavailableError, linked
 
 PIPELINE: dict[str, Any] = {
     "clean": {
@@ -83,7 +83,7 @@ def test_error_names_a_param_that_changed_during_the_stage(content: dict[str, An
         run("train", content, lambda: edit(content, "train", "label_smoothing", 0.1))
     assert str(refused.value) == (
         "params.yaml changed while train ran: train.label_smoothing 0.05 -> 0.1. "
-        "Restore the value or run again. See docs/reference/pipeline.md#sealed-inputs."
+        f"Restore the value or run again. See {linked('docs/reference/pipeline.md')}#sealed-inputs."
     )
     assert not Path("artifacts/seals/train.json").exists()
 

@@ -433,8 +433,8 @@ def test_machine_is_always_checked_if_there_is_a_gpu(monkeypatch: pytest.MonkeyP
 
 
 def test_make_demo_is_slipway_run_which_checks_before_dvc_removes_anything() -> None:
-    recipe = (ROOT / "Makefile").read_text().partition("\ndemo:")[2].splitlines()[1:]
-    assert recipe[: recipe.index("")] == ["\tslipway run"]
+    recipe = (ROOT / "Makefile").read_text().partition("\ndemo: install")[2].splitlines()[1:]
+    assert recipe[: recipe.index("")] == ["\t.venv/bin/slipway run"]
 
 
 @pytest.mark.nightly(seconds=8)

@@ -42,7 +42,7 @@ def test_caches_and_homes_of_libraries_lie_in_the_project_unless_the_user_chose(
     assert not (project / ".bentoml").exists()  # made when it is used
 
 
-def test_a_shell_without_the_command_is_told_how_to_get_it(
+def test_a_shell_without_the_command_gets_a_hint(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find_own_commands()  # for our own children, not for the shell
@@ -55,7 +55,7 @@ def test_a_shell_without_the_command_is_told_how_to_get_it(
     assert activation() == f"source {project}/.venv/bin/activate.fish"
 
 
-def test_a_shell_that_has_the_command_is_told_nothing(
+def test_a_shell_that_has_the_command_gets_none(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "links").mkdir()
@@ -64,7 +64,7 @@ def test_a_shell_that_has_the_command_is_told_nothing(
     assert activation() == ""
 
 
-def test_a_shell_with_another_command_of_this_name_is_told_how_to_get_ours(
+def test_a_shell_with_another_command_of_this_name_gets_the_hint(
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (project / "other").mkdir()

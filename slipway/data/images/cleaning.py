@@ -42,6 +42,7 @@ from slipway.data.sources.checksums import ChecksumList, read_checksums
 from slipway.data.sources.samples import RawSample
 from slipway.data.splits.split_file import SplitFile, read_split_file
 from slipway.kinds.registry import Task, kind_of
+from slipway.system.errors import linked
 
 _BLOCK_ROWS = 128
 _BLOCK_BYTES = 4 << 20
@@ -94,7 +95,7 @@ def _hints(cleaned: Cleaned) -> list[str]:
     return [
         f"{narrow.num_rows} images of 16 bits are nearly black to the network ({first['source']}: "
         f"{first['detail']}). Stretch them with a function in precompute.transform, by a factor "
-        "of 16 for 12 bits, 64 for 10; docs/explanation/precompute.md shows one"
+        + linked("of 16 for 12 bits, 64 for 10; docs/explanation/precompute.md shows one")
     ]
 
 

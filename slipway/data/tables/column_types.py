@@ -22,6 +22,7 @@ from slipway.data.sources.text_format import NOT_UTF8, POINT, NumberMarks
 from slipway.data.tables.cells import BAD, GOOD, is_missing, merges_integers, typed_column
 from slipway.data.tables.notation import FoundMarks, find_marks
 from slipway.inputs.columns import MAX_CATEGORY_LENGTH, ColumnType, Kind
+from slipway.system.errors import linked
 
 # Fraction of the present cells that are numbers (or dates) in a column of that kind.
 _USUAL_FRACTION = 0.95
@@ -177,7 +178,7 @@ def columns_yaml(types: Iterable[ColumnType], ignored: Mapping[str, str]) -> str
     """Return the text of `reports/columns.yaml`, for the user to edit and copy to params.yaml."""
     lines = [
         "# The kind of each column. Correct it and put it under data.columns in params.yaml; "
-        "see docs/reference/tables.md."
+        + linked("see docs/reference/tables.md.")
     ]
     lines += [_entry(column.name, column.model_dump(exclude={"name"})) for column in types]
     for name, reason in ignored.items():

@@ -13,6 +13,7 @@ from slipway.serving.http.callers import CallerCheck
 from slipway.serving.http.responses import ERRORS
 from slipway.serving.http.routes import READING, Operation, Route, Routes
 from slipway.serving.schemas import ERROR
+from slipway.system.errors import linked
 
 VERSION = "3.0.3"
 _ERRORS_OF_EVERY_ROUTE = (
@@ -41,8 +42,10 @@ def openapi(
         "info": {
             "title": "slipway",
             "version": model_version or "no model",
-            "description": f"{_predict_summary(routes, bundle)} All errors have one shape "
-            "for each protocol; docs/reference/serving.md lists their codes.",
+            "description": linked(
+                f"{_predict_summary(routes, bundle)} All errors have one shape for each protocol; "
+                "docs/reference/serving.md lists their codes."
+            ),
         },
         "paths": dict(_path(path, route, bundle, check) for path, route in sorted(routes.items())),
         "components": {

@@ -12,6 +12,8 @@ from typing import Any
 import orjson
 from starlette.types import Send
 
+from slipway.system.errors import linked
+
 # docs/reference/serving.md explains each error; a test compares the two lists.
 ERRORS = {
     "malformed_request": 400,
@@ -96,6 +98,7 @@ class Refusal(Exception):  # noqa: N818 - a response to the caller, not a fault 
         field: str | None = None,
         headers: tuple[tuple[str, str], ...] = (),
     ) -> None:
+        message = linked(message)
         super().__init__(message)
         self.code = code
         self.status = ERRORS[code]

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from slipway.system import files
+from slipway.system.errors import linked
 from slipway.traffic.monitoring_records import PROPOSALS
 
 MAX_PROPOSALS = 50  # most proposal files; the oldest are removed
@@ -57,7 +58,7 @@ def write_proposal(
 
 def _next_data_set(state: Path, request_log: Path | None) -> str:
     if request_log is None:
-        return (
+        return linked(
             "Requests are not logged, so they cannot become training data. Set "
             "`SLIPWAY_REQUEST_LOG_DIRECTORY` (docs/reference/monitoring.md), send the true labels "
             "to `POST /feedback` as they become known, and collect both with "

@@ -26,6 +26,7 @@ from slipway.serving.rollout.state import (
 from slipway.serving.settings import PREFIX, Settings, read_settings
 from slipway.system.command_line import CommandParser, quiet_when_unread
 from slipway.system.command_run import run_command
+from slipway.system.errors import linked
 
 _NICENESS = 10
 
@@ -82,8 +83,10 @@ def _roll_out_on_cluster(options: argparse.Namespace, settings: Settings) -> Non
     if last.what not in ("promoted", "swapped"):
         raise RolloutError(f"{outcome}. {options.stable} answers all requests")
     print(
-        f"{outcome}. {options.candidate} answers all requests. Give {options.stable} its image, "
-        "then set the weights back: docs/how-to/rollout.md"
+        linked(
+            f"{outcome}. {options.candidate} answers all requests. Give {options.stable} its "
+            "image, then set the weights back: docs/how-to/rollout.md"
+        )
     )
 
 
