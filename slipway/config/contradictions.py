@@ -154,7 +154,8 @@ def _too_few_epochs(params: "Params") -> Iterator[str]:
     if train.warmup_epochs >= least:
         found = f"is {train.warmup_epochs}, expected less than {name} {least}"
         paste.append(f"warmup_epochs: {least / 10} # {found}")
-    if train.freeze_epochs > least:
+    most = max(least, train.epochs) if train.freezes_body else least
+    if train.freeze_epochs > most:
         found = f"is {train.freeze_epochs}, expected at most {name} {least}"
         paste.append(f"freeze_epochs: {max(1, least // 3)} # {found}")
         if train.unfreeze_epochs > least // 3:

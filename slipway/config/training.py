@@ -227,6 +227,11 @@ class TrainParams(ParamsSection):
             return content
         return content | {"network_arguments": {**known().model_dump(), **given}}
 
+    @property
+    def freezes_body(self) -> bool:
+        """True if only the head is trained, in all epochs."""
+        return 0 < self.epochs <= self.freeze_epochs
+
     def patience(self, num_val: int) -> int | None:
         """Return the epochs without a lower validation loss that end a training; None: never early.
 

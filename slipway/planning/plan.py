@@ -34,6 +34,7 @@ from slipway.training.batches.batches import StepShape
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.placement import Placement, this_host
 from slipway.training.job import PROJECT_PATHS, Paths, network_spec, open_data
+from slipway.training.networks.frozen_parts import FrozenBody
 from slipway.training.networks.networks import Network, build_network
 from slipway.training.networks.trees import TreeNetwork
 from slipway.training.telemetry.costs import read_costs
@@ -61,6 +62,10 @@ def describe(plan: ResourcePlan, params: Params) -> str:
         trainable, frozen = parameter_counts(plan.network)
         name = plan.network.spec.name
         lines.append(f"network   {name}, {trainable:,} trainable parameters, {frozen:,} frozen")
+    if isinstance(plan.body, FrozenBody):
+        lines.append(f"features  {plan.body.width:,} of each row, computed once")
+    elif plan.body:
+        lines.append(f"features  computed in every epoch, because {plan.body}")
     if shape := plan.shape:
         lines.append(
             f"step      {shape.batch_size} rows = {shape.per_device} per device x "
@@ -131,9 +136,11 @@ def _strategy_lines(
 
 def _time_line(seconds: PlannedSeconds, steps_per_epoch: int, epochs: int) -> str:
     epoch = seconds.step * steps_per_epoch + seconds.validation
+    once = f"{seconds.features:,.1f} s of features, " if seconds.features else ""
     return (
-        f"time      {seconds.step * 1000:,.1f} ms a step, {epoch:,.1f} s an epoch, "
-        f"{_duration(epoch * epochs)} in total, without communication and checkpoints"
+        f"time      {once}{seconds.step * 1000:,.1f} ms a step, {epoch:,.1f} s an epoch, "
+        f"{_duration(seconds.features + epoch * epochs)} in total, without communication and "
+        "checkpoints"
     )
 
 

@@ -18,7 +18,9 @@ from slipway.system.errors import TrainingError
 from slipway.training.assembly import prepare_process, training_batches, training_module
 from slipway.training.batches.batches import Batch, StepShape
 from slipway.training.distributed.placement import Placement
+from slipway.training.frozen_features import frozen_body, without_store
 from slipway.training.job import TrainingData, network_spec
+from slipway.training.networks.frozen_parts import FrozenBody
 from slipway.training.networks.initialization import initial_network
 
 
@@ -26,7 +28,8 @@ class Rehearsal:
     """The training of one process, to measure its speed and memory before the real one.
 
     It holds the network, its optimizer and its batches on the device of `placement`. A step runs
-    the micro-batches of `shape`.
+    the micro-batches of `shape`. `reads_features` lets a frozen body compute in no step, where the
+    training stores its features.
     """
 
     def __init__(
@@ -36,12 +39,17 @@ class Rehearsal:
         data: TrainingData,
         placement: Placement,
         shape: StepShape,
+        *,
+        reads_features: bool = True,
     ) -> None:
         self._params, self._shape, self._on_gpu = params, shape, placement.accelerator == "gpu"
         self.device = torch.device("cuda" if self._on_gpu else "cpu")
         network = initial_network(seed, params, network_spec(params, data.manifest))
+        body = frozen_body(network, params, data.plan, placement)
         placement = _in_one_process(placement)
         prepare_process(params, placement, network)
+        if isinstance(body, FrozenBody) and reads_features:
+            data = without_store(data, body)
         self.batches = training_batches(data, params, shape, 0, seed, on_gpu=self._on_gpu)
         # Both settings need the trainer, which a rehearsal does not have.
         params = params.model_copy(update={"on_loss_spike": None, "repeat_every_steps": None})
@@ -109,7 +117,7 @@ class Rehearsal:
         inputs = self._to_device(self.batches[0, 0]).inputs
         with torch.no_grad():
             seconds = self._median_seconds(
-                lambda _: self.module.network(inputs), max_steps, max_seconds
+                lambda _: self.module.answers(inputs), max_steps, max_seconds
             )
         self.module.train()
         return seconds

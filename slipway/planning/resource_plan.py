@@ -27,6 +27,7 @@ from slipway.system.memory import free_bytes, own_bytes
 from slipway.training.batches.batches import StepShape
 from slipway.training.distributed.placement import Placement, TrainingHost
 from slipway.training.distributed.state_on_disk import check_offload_path
+from slipway.training.frozen_features import frozen_body
 from slipway.training.job import (
     Paths,
     TrainingData,
@@ -35,6 +36,7 @@ from slipway.training.job import (
     open_data,
     step_shape,
 )
+from slipway.training.networks.frozen_parts import FrozenBody, freeze_body
 from slipway.training.networks.networks import Network, NetworkSpec, build_network
 from slipway.training.recipe.optimizers import update_of
 from slipway.training.telemetry.costs import folder_bytes
@@ -63,6 +65,7 @@ class PlannedSeconds(NamedTuple):
 
     step: float  # time of one optimizer step
     validation: float  # time of one epoch's validation
+    features: float = 0.0  # time of the features of a frozen body, before the first epoch
 
 
 @dataclass
@@ -74,6 +77,8 @@ class ResourcePlan:
     data: TrainingData | None = None
     shape: StepShape | None = None
     network: Network | None = None
+    # What a frozen body gives to the head and is stored, or why it is not.
+    body: FrozenBody | str | None = None
     memory: PlannedMemory | None = None
     disk: dict[str, int] = field(default_factory=dict)  # bytes
     seconds: PlannedSeconds | None = None
@@ -127,7 +132,13 @@ def make_plan(
     steps = train.epochs * (plan.steps_per_epoch or 0)
     board_bytes = _board_bytes(train, steps, len(list(plan.network.parameters())), batch_bytes)
     plan.disk = _disk(train, traces, plan.placement, board_bytes, paths)
-    written = sum(plan.disk[name] for name in ("checkpoints", "model", "TensorBoard"))
+    if plan.data:
+        plan.body = frozen_body(plan.network, train, plan.data.plan, plan.placement)
+        if isinstance(plan.body, FrozenBody):
+            num_rows = plan.data.num_train + len(plan.data.val)
+            plan.disk["features"] = 4 * plan.body.width * num_rows
+    new = ("checkpoints", "model", "TensorBoard", "features")
+    written = sum(plan.disk.get(name, 0) for name in new)
     folders = [(paths.work, written)]
     if train.offload_path:
         offloaded = plan.memory.device.disk * plan.placement.devices
@@ -135,7 +146,13 @@ def make_plan(
     check_disks(folders, plan.findings)
     if timing_seconds and plan.data and not plan.findings.mismatches:
         plan.seconds = _seconds(
-            params.seed, train, plan.data, plan.shape, plan.placement, timing_seconds
+            params.seed,
+            train,
+            plan.data,
+            plan.shape,
+            plan.placement,
+            timing_seconds,
+            stores_features=isinstance(plan.body, FrozenBody),
         )
     return plan
 
@@ -190,7 +207,9 @@ def _network(params: Params, plan: ResourcePlan) -> Network | None:
         return None
     torch.manual_seed(params.seed)
     try:
-        return build_network(spec)
+        network = build_network(spec)
+        freeze_body(network, params.train)
+        return network
     except SlipwayError as error:
         plan.findings.mismatches.append(str(error))
         return None
@@ -275,6 +294,8 @@ def _seconds(
     shape: StepShape,
     placement: Placement,
     max_seconds: float,
+    *,
+    stores_features: bool,
 ) -> PlannedSeconds:
     one_batch = StepShape(shape.per_device, shape.per_device, 1, 1)
     rehearsal = Rehearsal(seed, train, data, placement, one_batch)
@@ -284,4 +305,9 @@ def _seconds(
     num_batches = -(-len(data.val) // (rows * placement.num_readers))
     # Processes on a CPU share its cores, so each takes as many times longer.
     competing = placement.devices if placement.accelerator == "cpu" else 1
-    return PlannedSeconds(step * competing, forward * num_batches * competing)
+    features = 0.0
+    if stores_features:
+        whole = Rehearsal(seed, train, data, placement, one_batch, reads_features=False)
+        per_row = whole.forward_seconds(_TIMED_STEPS, max_seconds * 0.2) / shape.per_device
+        features = per_row * (data.num_train + len(data.val)) / placement.num_readers
+    return PlannedSeconds(step * competing, forward * num_batches * competing, features * competing)

@@ -34,7 +34,9 @@ from slipway.training.assembly import (
 )
 from slipway.training.batches.batches import Batch, TrainingBatches, training_loader
 from slipway.training.distributed.processes import end_with_parent, is_first_process
+from slipway.training.frozen_features import frozen_body, without_store
 from slipway.training.job import PROJECT_PATHS, Job, prepare
+from slipway.training.networks.frozen_parts import FrozenBody
 from slipway.training.networks.networks import Network
 from slipway.training.telemetry.progress import silence_chatter
 
@@ -94,7 +96,10 @@ def main(
     job, network = prepare(request.seed, params, paths)
     splits = [wrap_split(split) for split in job.data.train]
     job = replace(job, data=replace(job.data, train=splits))
+    body = frozen_body(network, job.params, job.data.plan, job.placement)
     prepare_process(job.params, job.placement, network)
+    if isinstance(body, FrozenBody):
+        job = replace(job, data=without_store(job.data, body))
     rounds = _Rounds(folder)
     if not request.loader:
         _time_steps(request, job, network, rounds, wrap_batches)

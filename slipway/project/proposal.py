@@ -666,15 +666,16 @@ class _Draft:
         self.set_all(values)
         size = values["precompute.image_size_px"][0]
         chosen, forbid, reason = recipe.augmentation(images, self.class_counts(), size, is_number)
-        for key, value in chosen.items():
-            self.set(f"augment.{key}", value, "suits such images")
+        is_frozen = network_family(network) == TIMM and weights is not None
+        is_frozen = is_frozen and not self.machine.has_gpu
+        if not is_frozen:  # a frozen body computes once, if it sees the same images in every epoch
+            for key, value in chosen.items():
+                self.set(f"augment.{key}", value, "suits such images")
         if forbid:
             self.set("augment.forbid", forbid, reason)
         width = None
         if network == "small_resnet":
             width = recipe.small_resnet_width(size, num_train, self.machine)
-        is_frozen = network_family(network) == TIMM and weights is not None
-        is_frozen = is_frozen and not self.machine.has_gpu
         start: recipe.Start = (
             "frozen" if is_frozen else "scratch" if weights is None else "pretrained"
         )

@@ -174,6 +174,9 @@ def _fill(snapshot: Snapshot, project: Path) -> None:
     moment.touch()
     os.utime(moment, (_BTIME, _BTIME))
     (project / ".work").mkdir(exist_ok=True)
+    # The features of a frozen body, which trials share.
+    (here / ".work/features").mkdir(parents=True, exist_ok=True)
+    _link(here / ".work/features", project / ".work/features")
     if (here / ".work/code.json").is_file():  # cached digests of code, which would take seconds
         shutil.copyfile(here / ".work/code.json", project / ".work/code.json")
 

@@ -27,7 +27,7 @@ from slipway.training.distributed.placement import Placement
 from slipway.training.distributed.strategies import actual_setup, check_actual, trainer_arguments
 from slipway.training.job import TrainingData, own_threads
 from slipway.training.module import PipelinedModule, TrainingModule
-from slipway.training.networks.frozen_parts import FreezeCallback
+from slipway.training.networks.frozen_parts import FreezeCallback, freeze_body
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.optimizers import fuses_optimizer
 from slipway.training.recipe.precision import adapt_to_half, allow_float16_on_cpu
@@ -49,6 +49,7 @@ def prepare_process(
         keep_freed_pages()
     if threads := threads or own_threads(placement):
         torch.set_num_threads(threads)
+    freeze_body(network, params)
     if placement.half_dtype:
         adapt_to_half(network, placement.half_dtype)
         if placement.accelerator == "cpu" and placement.half_dtype == torch.float16:
@@ -65,7 +66,8 @@ def step_arguments(
     """Return the keyword arguments of `pl.Trainer` that define an optimizer step and its device."""
     # Without DeepSpeed the non-finite guard clips.
     clip_norm = params.gradient_clip_norm if placement.zero_stage else None
-    freezes = params.freeze_epochs > 0 or is_user_code(params.network)  # user code may skip a layer
+    joins_later = params.freeze_epochs > 0 and not params.freezes_body
+    freezes = joins_later or is_user_code(params.network)  # user code may skip a layer
     return {
         **trainer_arguments(
             placement,
@@ -150,6 +152,7 @@ def training_module(
         data.soft.distillation if data.soft else None,
         model_parallel=(placement.model_parallel if placement else None) or 1,
         fused_optimizer=placement is not None and fuses_optimizer(placement),
+        head=data.head,
     )
 
 

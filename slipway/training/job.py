@@ -70,6 +70,15 @@ class LeftOut:
         kept: NDArray[np.bool_] = folds != self.fold
         return kept
 
+    def without(self, splits: Sequence[PackedSplit]) -> list[PackedSplit]:
+        """Return the training split, and its offline copies, without the rows of the fold."""
+        keeps = self.keeps(splits[0].keys)
+        originals = [np.arange(len(split)) % len(keeps) for split in splits]  # of copies, too
+        return [
+            select([split], np.flatnonzero(keeps[own]), tuple(split.inputs.shape[1:]))
+            for split, own in zip(splits, originals, strict=True)
+        ]
+
 
 @dataclass(frozen=True)
 class Paths:
@@ -85,6 +94,7 @@ class Paths:
     log: Path  # log of all trainings
     costs: Path  # costs of the last training
     root: Path  # root of the project, for the digests of its code
+    features: Path = Path(".work/features")  # stores of the features of frozen bodies
     soft: Path | None = None  # file of soft targets, from which a student learns
     left_out: LeftOut | None = None  # training rows that a member does not learn from
 
@@ -121,6 +131,7 @@ class TrainingData:
     val: PackedSplit
     plan: AugmentPlan
     soft: SoftAnswers | None = None  # a teacher's outputs for the training rows
+    head: str | None = None  # the layer that is trained on the rows' features; None without them
 
     @property
     def num_train(self) -> int:
@@ -304,12 +315,7 @@ def open_data(
     train, val = (open_split(packed, manifest, split, verify=verify) for split in ("train", "val"))
     rows = [train, copies] if copies else [train]
     if left_out:
-        keeps = left_out.keeps(train.keys)
-        originals = [np.arange(len(split)) % len(train) for split in rows]  # of copies, too
-        rows = [
-            select([split], np.flatnonzero(keeps[own]), tuple(split.inputs.shape[1:]))
-            for split, own in zip(rows, originals, strict=True)
-        ]
+        rows = left_out.without(rows)
     answers = read_soft_answers(soft, sum(map(len, rows))) if soft else None
     return TrainingData(manifest, rows, val, plan, answers)
 

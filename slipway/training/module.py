@@ -18,6 +18,7 @@ from slipway.training.batches.batches import Batch, Mixing
 from slipway.training.batches.soft_answers import Distillation
 from slipway.training.distributed.collectives import num_ranks
 from slipway.training.distributed.pipeline import PipelineStrategy
+from slipway.training.networks.frozen_parts import answer_to_features
 from slipway.training.networks.networks import Network
 from slipway.training.recipe.losses import RowLosses, l1_penalty
 from slipway.training.recipe.nonfinite import NonFiniteGuard
@@ -35,6 +36,8 @@ class TrainingModule(pl.LightningModule):
         class_weights: (classes,) float32, or None if all classes count the same.
         distillation: settings of the loss for a teacher's outputs; None without a teacher.
         model_parallel: number of ranks that share a copy of the network and compute the same rows.
+        head: layer of the network that is trained alone, on the features of the rows; None if the
+            rows themselves pass through the whole network.
     """
 
     def __init__(
@@ -50,9 +53,11 @@ class TrainingModule(pl.LightningModule):
         *,
         model_parallel: int = 1,
         fused_optimizer: bool = False,
+        head: str | None = None,
     ) -> None:
         super().__init__()
         self.network = network
+        self._head = None if head is None else answer_to_features(network, head)
         self.epoch_metrics: dict[str, float] = {}  # metrics of the last epoch, equal on every rank
         self.nonfinite_guard = NonFiniteGuard(network, params, ids)
         self.optimizer_names: list[str] = []  # names of the weights, in the optimizer's order
@@ -89,8 +94,7 @@ class TrainingModule(pl.LightningModule):
 
     def _answers_to(self, batch: Batch) -> Tensor:
         """Run the forward pass of a training batch; return outputs (B, K)."""
-        answers: Tensor = self.network(_final_inputs(batch))
-        return answers
+        return self.answers(_final_inputs(batch))
 
     def _row_losses(self, answers: Tensor, batch: Batch) -> Tensor:
         """Return the weighted loss of each row, (B,), for the outputs of a batch."""
@@ -147,15 +151,16 @@ class TrainingModule(pl.LightningModule):
 
     def validation_step(self, batch: Batch) -> None:
         """Add the losses and scores of a batch to the sums of the epoch."""
-        answers = self._answers(batch.inputs)
+        answers = self.answers(batch.inputs)
         self._val_sums.add(
             loss=self._losses(answers, batch.targets),
             score=self._losses.of_target.scores(answers, batch.targets),
             counted=self._counted(batch.counted),
         )
 
-    def _answers(self, rows: Tensor) -> Tensor:
-        answers: Tensor = self.network(rows)
+    def answers(self, rows: Tensor) -> Tensor:
+        """Return the outputs (B, K) for rows (B, ...), or for features (B, D) of a frozen body."""
+        answers: Tensor = (self._head or self.network)(rows)
         return answers
 
     def on_validation_epoch_end(self) -> None:
@@ -218,7 +223,8 @@ class PipelinedModule(TrainingModule):
     def optimizer_zero_grad(self, *_: Any) -> None:
         """Do nothing. Lightning calls this after the step has computed its gradients."""
 
-    def _answers(self, rows: Tensor) -> Tensor:
+    def answers(self, rows: Tensor) -> Tensor:
+        """Return the outputs (B, K) for rows (B, ...), on every process of the pipeline."""
         return self._pipeline.answers(rows)
 
     @property

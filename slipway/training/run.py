@@ -8,7 +8,7 @@ import gc
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import pytorch_lightning as pl
@@ -55,8 +55,18 @@ from slipway.training.distributed.stop_signals import (
     requeue,
 )
 from slipway.training.distributed.strategies import PortableDeepSpeedStrategy
-from slipway.training.job import Job, Paths, count_parameters, prepare
+from slipway.training.frozen_features import FeatureCallback, FeatureStore, frozen_body
+from slipway.training.job import (
+    Job,
+    Paths,
+    TrainingData,
+    count_parameters,
+    open_data,
+    prepare,
+)
 from slipway.training.networks.encoders import merged
+from slipway.training.networks.frozen_parts import FrozenBody, frozen_weights
+from slipway.training.networks.initialization import initial_network
 from slipway.training.networks.mapped_weights import MappedWeights
 from slipway.training.networks.networks import (
     ModelManifest,
@@ -164,10 +174,12 @@ def _report_start(
 def _fit(
     job: Job, network: Network, resumed: Checkpoint | None, log: RunLog, meter: CostMeter
 ) -> None:
-    params, placement, data, shape = job.params, job.placement, job.data, job.shape
+    params, placement, shape = job.params, job.placement, job.shape
     segment = job.segment(resumed)
+    body = frozen_body(network, params, job.data.plan, placement)
     prepare_process(params, placement, network, segment.threads)
     signals, profiler = StopSignals(), DataWaitProfiler()
+    data, stores = _with_features(job, network, body, signals)
     steps = {"steps_per_epoch": job.steps_per_epoch, "num_accumulated": shape.num_accumulated}
     averages = [WeightAverage(network, params.ema_decay)] if params.ema_decay else []
     resumption = Resumption(job.store, resumed, segment, averages, **steps)
@@ -210,6 +222,7 @@ def _fit(
         **step_arguments(params, placement, shape, job.paths.work),
         max_epochs=params.epochs,
         callbacks=[
+            *stores,
             SetupCheck(placement),
             resumption,
             *freeze_callbacks(network, params),
@@ -242,6 +255,27 @@ def _fit(
         )
     if isinstance(trainer.strategy, PortableDeepSpeedStrategy):
         trainer.strategy.free()
+
+
+def _with_features(
+    job: Job, network: Network, body: FrozenBody | str | None, signals: StopSignals
+) -> tuple[TrainingData, list[pl.Callback]]:
+    """Return the data of the training, with the features of a frozen body if they can be stored.
+
+    The callback computes those that are missing. On rank 0 prints why none are stored.
+    """
+    if not isinstance(body, FrozenBody):
+        if body and is_first_process():
+            print(f"features  computed in every epoch, because {body}", flush=True)
+        return job.data, []
+    paths, data = job.paths, job.data
+    if paths.left_out:  # the store has all rows, for every training
+        data = open_data(paths.packed, paths.augmented, verify=False)
+    store = FeatureStore.of(paths.features, network, job.params, data, body, job.placement)
+    data = replace(store.attached(), soft=job.data.soft)
+    if paths.left_out:
+        data = replace(data, train=paths.left_out.without(data.train))
+    return data, [FeatureCallback(store, lambda: signals.received)]
 
 
 @contextmanager
@@ -286,6 +320,9 @@ def write_model(job: Job) -> None:
             "Run `slipway run` again; it resumes from there."
         )
     weights = consolidated_weights(job.store.state(TrainingPosition(last.kept_epoch, 0)))
+    if job.params.freezes_body and job.placement.half_dtype:
+        # A process holds them in half precision only, and the features are those of the full one.
+        weights = {**weights, **frozen_weights(initial_network(job.seed, job.params, job.spec))}
     network = _network_with(job, weights)
     manifest = model_manifest(job, last, count_parameters(network))
     manifest = manifest.model_copy(update={"network": network.spec})

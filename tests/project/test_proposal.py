@@ -342,10 +342,14 @@ def test_init_freezes_a_pretrained_body_for_all_epochs_unless_there_is_a_gpu(
 ) -> None:
     summary = inspect(SHAPES["photographs"].make(tmp_path))
     search = WeightSearch(Weights("timm/resnet18", "weights/resnet18.pth", ""))
-    frozen = propose(summary, search=search, machine=LAPTOP).params["train"]
+    params = propose(summary, search=search, machine=LAPTOP).params
+    frozen = params["train"]
     assert frozen["freeze_epochs"] == frozen["epochs"] >= 30
-    tuned = propose(summary, search=search, machine=replace(LAPTOP, has_gpu=True)).params["train"]
+    assert params["augment"].keys() <= {"forbid"}  # so that the body computes once
+    with_gpu = propose(summary, search=search, machine=replace(LAPTOP, has_gpu=True)).params
+    tuned = with_gpu["train"]
     assert tuned["freeze_epochs"] == 1 < tuned["epochs"]
+    assert "brightness" in with_gpu["augment"]
 
 
 def test_init_warns_first_and_last_of_photographs_without_pretrained_weights(

@@ -94,7 +94,17 @@ TRAINING = in_order(
         "module",
         "checkpoints",
     ),
-    *("job", "assembly", "telemetry", "short_run", "trees", "uncertainty", "ensembles", "pruning"),
+    *(
+        "job",
+        "frozen_features",
+        "assembly",
+        "telemetry",
+        "short_run",
+        "trees",
+        "uncertainty",
+        "ensembles",
+        "pruning",
+    ),
 )
 EXPORT = in_order("graphs", "certification", "precision", "targets")
 REPORTS = in_order("console", "evaluation", "pages")

@@ -136,15 +136,7 @@ def test_a_frozen_backbone_keeps_its_weights_and_statistics(
         for name in given
         if not name.startswith("fc.") and given[name].shape == found[f"backbone.{name}"].shape
     ]
-    tolerance = (
-        0.0 if precision == "32-true" else 0.005
-    )  # a checkpoint of DeepSpeed has masters of bf16 weights
-    assert all(
-        torch.allclose(
-            found[f"backbone.{name}"].float(), given[name].float(), rtol=tolerance, atol=0
-        )
-        for name in body
-    )
+    assert all(torch.equal(found[f"backbone.{name}"], given[name]) for name in body)
     card = read_model_manifest(project / "artifacts/model")
     assert card.digests["pretrained"] == files.sha256_file(project / "weights.safetensors")
     assert card.network.mean == pytest.approx([0.5])

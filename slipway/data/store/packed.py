@@ -111,6 +111,13 @@ class PackedSplit:
     sources: list[str]
     weights: NDArray[np.float64]  # (N,) in the training loss
     leaked: NDArray[np.bool_]  # (N,) a duplicate or the row's group is in another split
+    # (N, D) float32 of a frozen body, which training reads in place of `inputs`; None without one
+    features: Inputs | None = None
+
+    @property
+    def read(self) -> Inputs:
+        """The rows as training reads them: features of a frozen body, or else the inputs."""
+        return self.inputs if self.features is None else self.features
 
     @cached_property
     def keys(self) -> NDArray[np.uint64]:

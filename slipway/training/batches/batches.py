@@ -48,7 +48,7 @@ class Batch(NamedTuple):
     """The rows that one process computes in one forward pass."""
 
     # (B, H, W, C) uint8 pixels, (B, width) float32 columns, or (B, length) bytes or tokens. With
-    # `changes` (R, S, S, C) stored pixels.
+    # `changes` (R, S, S, C) stored pixels. (B, D) float32 features of a frozen body.
     inputs: Tensor
     targets: Tensor  # (B,) int64 class index, or float32 number
     weights: Tensor  # (B,) float32 weight in the loss
@@ -158,13 +158,15 @@ class TrainingBatches(Dataset[Batch]):
         texts: TextChanges | None = None,
         blocks: BlockShuffle | None = None,
     ) -> None:
-        self._inputs = StoredRows([split.inputs for split in splits])
+        self._inputs = StoredRows([split.read for split in splits])
         self._keys = np.concatenate([split.keys for split in splits])
         self._targets = torch.cat([_target_tensor(split, target_dtype) for split in splits])
         self._weights = torch.cat([_weight_tensor(split) for split in splits])
         self._shape, self._rank, self._seed = shape, rank, seed
         self._changes, self._soft, self._texts = changes, soft, texts
-        if changes and changes.plan.is_identity and self._inputs.shape[0] == changes.size_px:
+        has_features = splits[0].features is not None
+        is_final = changes and changes.plan.is_identity and self._inputs.shape[0] == changes.size_px
+        if is_final or has_features:
             self._changes = None
         self._orders: dict[int, NDArray[np.int64]] = {}  # orders of two epochs at most
         self._lengths: NDArray[np.int64] | None = None
@@ -183,7 +185,7 @@ class TrainingBatches(Dataset[Batch]):
         self._read_ahead: ReadAhead | None = None
         if blocks:
             self._steps_together = max(1, blocks.window // shape.batch_size)
-            self._read_ahead = ReadAhead([split.inputs for split in splits], blocks.block)
+            self._read_ahead = ReadAhead([split.read for split in splits], blocks.block)
 
     def __len__(self) -> int:
         return self.num_steps * self._shape.num_accumulated
@@ -346,7 +348,7 @@ class ValidationBatches(Dataset[Batch]):
         wanted = np.arange(start, start + self._batch_size)
         rows = np.minimum(wanted, len(self._split) - 1)
         return Batch(
-            inputs=torch.from_numpy(self._split.inputs[rows]),
+            inputs=torch.from_numpy(self._split.read[rows]),
             targets=self._targets[rows],
             weights=self._weights[rows],
             counted=torch.from_numpy(wanted < len(self._split)),

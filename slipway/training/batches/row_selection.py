@@ -68,6 +68,7 @@ def select(
         np.concatenate([getattr(split, name) for split in splits])[rows]
         for name in ("targets", "weights", "leaked")
     )
+    features = [split.features for split in splits if split.features is not None]
     return PackedSplit(
         _SelectedInputs(inputs, rows),
         targets,
@@ -75,4 +76,5 @@ def select(
         [sources[row] for row in rows],
         weights,
         leaked,
+        _SelectedInputs(features, rows) if features else None,
     )

@@ -48,6 +48,7 @@ def consolidated_weights(state: Path) -> dict[str, Any]:
             weights = get_fp32_state_dict_from_zero_checkpoint(
                 str(state), tag=_SHARDS, lazy_mode=True
             )
+            weights = _with_frozen(weights, state / _SHARDS)
     else:
         weights = _read(state)["state_dict"]
     return network_weights(weights) | averaged_weights(state)
@@ -127,11 +128,21 @@ def _from_shards(folder: Path) -> ConsolidatedState:
                 else {name: value.clone() for name in trained}
             )
         saved = _load_shard(Path(model_files[0]))
+        weights = _with_frozen(weights, folder)
     rest = {key: saved[key] for key in ("lr_schedulers", "callbacks", "guard")}
     if average := averaged_weights(folder.parent):
         rest["callbacks"][AVERAGE_KEY]["values"] = average
     optimizer = {name: {key: whole[name] for key, whole in merged.items()} for name in trained}
     return ConsolidatedState(weights, optimizer, rest)
+
+
+def _with_frozen(weights: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """Add the frozen weights, which DeepSpeed 0.19 leaves out of the shards of ZeRO-1."""
+    from deepspeed.utils.zero_to_fp32 import get_model_state_files
+
+    whole: dict[str, Any] = _load_shard(Path(get_model_state_files(str(folder))[0]))["module"]
+    # ZeRO-3 has empty tensors here, and parts in the shards.
+    return {name: value for name, value in whole.items() if value.numel()} | weights
 
 
 @contextmanager

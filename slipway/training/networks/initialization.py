@@ -119,7 +119,8 @@ def without_former_model(params: TrainParams) -> TrainParams:
     That model may have been trained on rows that are held out now.
     """
     if params.pretrained and is_former_model(Path(params.pretrained)):
-        return params.model_copy(update={"pretrained": None})
+        no_weights = {"pretrained": None, "freeze_epochs": 0, "unfreeze_epochs": 0}
+        return params.model_copy(update=no_weights)
     return params
 
 

@@ -7,12 +7,13 @@ epoch: selecting an epoch by the fold's own labels would leak them.
 
 import io
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytorch_lightning as pl
 from numpy.typing import NDArray
 
 from slipway.artifacts.training_setup import TrainingSetup
@@ -23,17 +24,21 @@ from slipway.kinds.code_digest import stage_digest
 from slipway.kinds.registry import are_trees, input_kind
 from slipway.system import files
 from slipway.system.errors import SchemaError
+from slipway.training.assembly import prepare_process
 from slipway.training.augmentation.offline_copies import original_rows
 from slipway.training.batches.row_selection import select
 from slipway.training.checkpoints.fingerprint import take_fingerprint
 from slipway.training.distributed.placement import Placement, place, requested_setup
+from slipway.training.frozen_features import FeatureCallback, FeatureStore, frozen_body
 from slipway.training.job import (
+    PROJECT_PATHS,
     TrainingData,
     network_spec,
     open_data,
     own_threads,
     placed,
 )
+from slipway.training.networks.frozen_parts import FrozenBody
 from slipway.training.networks.initialization import (
     initial_network,
     pretrained_file,
@@ -100,6 +105,16 @@ class FoldTraining:
         train, *copies = self.data.train
         return select([train, self.data.val, *copies], rows, tuple(self.data.manifest.input.shape))
 
+    def with_features(self, network: Network) -> tuple["FoldTraining", list[pl.Callback]]:
+        """Return the training on stored features, and what fills the store, if there can be one."""
+        data, placement = self.data, self.placement
+        body = frozen_body(network, self.params, data.plan, placement)
+        if not isinstance(body, FrozenBody):
+            return self, []
+        prepare_process(self.params, placement, network)  # the store's key depends on the threads
+        store = FeatureStore.of(PROJECT_PATHS.features, network, self.params, data, body, placement)
+        return replace(self, data=store.attached()), [FeatureCallback(store)]
+
 
 def plan_folds(
     seed: int,
@@ -122,6 +137,8 @@ def plan_folds(
     # A former model was trained on the rows that a fold leaves out.
     train = without_former_model(train)
     params = train.model_copy(update={"epochs": audit.epochs, **ONE_PROCESS})
+    if train.freezes_body:  # in all epochs of the audit, too
+        params = params.model_copy(update={"freeze_epochs": audit.epochs})
     placement = place(placed(params), one_process("an audit", "audit"))
     data = open_data(packed, augmented, verify=False)
     if [*data.train[0].ids, *data.val.ids] != rows["id"].to_pylist():
@@ -166,10 +183,11 @@ def predict_out_of_fold(
 def _predict_fold(
     training: FoldTraining, fold: int, name: str, folder: Path, answer: Answer
 ) -> NDArray[np.float32]:
-    held_out, params = training.held_out(fold), training.params
-    manifest, plan = training.data.manifest, training.data.plan
-    data = TrainingData(manifest, [training.others(fold)], held_out, plan)
+    params, manifest = training.params, training.data.manifest
     network = initial_network(training.seed, params, network_spec(params, manifest))
+    training, stores = training.with_features(network)
+    held_out = training.held_out(fold)
+    data = replace(training.data, train=[training.others(fold)], val=held_out, soft=None)
     if are_trees(params.network):
         # Trees predict after the last round, as networks do after the last epoch.
         rounds = training.num_epochs or params.epochs
@@ -187,7 +205,7 @@ def _predict_fold(
             params,
             training.placement,
             data,
-            [printer],
+            [*stores, printer],
             folder,
             training.num_epochs,
         )

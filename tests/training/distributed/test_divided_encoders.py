@@ -163,6 +163,13 @@ def test_a_divided_lora_training_has_the_loss_of_one_process_and_leaves_no_adapt
         torch.testing.assert_close(value, expected[name], rtol=0, atol=1e-4)
 
 
+@pytest.mark.nightly
+def test_zero_1_saves_the_frozen_weights_that_its_shards_lack(tmp_path: Path) -> None:
+    one = encoder_project(tmp_path / "one", lora_rank=4, strategy="single")
+    two = encoder_project(tmp_path / "two", lora_rank=4, strategy="deepspeed_stage_1", devices=2)
+    np.testing.assert_allclose(trained(two), trained(one), rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("lora_rank", [None, 4])
 def test_an_encoder_with_activation_checkpoints_and_offload_has_the_loss_of_one_process(
     tmp_path: Path, lora_rank: int | None

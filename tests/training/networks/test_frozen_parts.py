@@ -107,6 +107,20 @@ def test_frozen_parts_keep_weights_and_statistics_and_unfrozen_parts_learn() -> 
     assert changed[4] == {"fc", "layer4", "layer3", "layer2", "layer1", "conv1", "bn1"}
 
 
+def test_frozen_parts_compute_as_in_evaluation_and_unfrozen_parts_as_in_training() -> None:
+    network = _network(drop_path_rate=0.5, zero_init_last=False)
+    freezing = FreezeCallback(network, SETTINGS)
+    freezing.apply(0)
+    assert not network.get_submodule("backbone.layer4").training
+    assert network.training
+    images = torch.randint(0, 256, (8, 32, 32, 1), dtype=torch.uint8)
+    with torch.no_grad():
+        assert torch.equal(network(images), network(images))
+        freezing.apply(4)
+        assert not torch.equal(network(images), network(images))
+    assert all(module.training for module in network.modules())
+
+
 def test_a_training_resumed_within_an_epoch_freezes_the_same_parts() -> None:
     through, resumed = _network(), _network()
     freezing = FreezeCallback(through, SETTINGS)

@@ -262,6 +262,9 @@ def test_a_network_starts_from_a_former_model_of_equal_shapes_including_its_head
     assert all(torch.equal(started[name], value) for name, value in former.state_dict().items())
     assert start_normalisation(params, [0.1] * 3, [0.2] * 3) == (described.mean, described.std)
     assert without_former_model(params).pretrained is None
+    frozen = params.model_copy(update={"freeze_epochs": 4, "unfreeze_epochs": 2})
+    assert without_former_model(frozen).freeze_epochs == 0  # drawn weights would be frozen
+    assert without_former_model(frozen).unfreeze_epochs == 0
 
 
 def test_a_former_model_of_other_shapes_is_refused_with_the_names_of_its_weights(
