@@ -64,6 +64,10 @@ site: install ## the docs as static pages in .work/site/html; without a network;
 	sphinx-build --fail-on-warning --keep-going --quiet -c docs $(SITE)/pages $(SITE)/html
 	cp $(SITE)/html/README.html $(SITE)/html/index.html
 
+.PHONY: release
+release: site ## build the release in dist/ and try it; says what a person has still to do
+	@.ci/release
+
 .PHONY: params-page
 params-page: install ## write docs/reference/params.md from the sections of params.yaml
 	python -m slipway.cli.documentation > $(SITE).params && mv $(SITE).params docs/reference/params.md

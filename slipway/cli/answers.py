@@ -68,7 +68,14 @@ def predict(
     envvar="BENTOML_HOST",
     help="Address to listen on; also as BENTOML_HOST.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=3000, show_default=True)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=3000,
+    show_default=True,
+    envvar="BENTOML_PORT",
+    help="Port to listen on; also as BENTOML_PORT.",
+)
 @click.option("--models", type=click.Path(path_type=Path), help="Serve the models of this file.")
 @click.option("--grpc-port", type=click.IntRange(1, 65535), help="With --models: serve gRPC, too.")
 @click.argument("options", nargs=-1, metavar="[BENTOML_OPTION]...", type=click.UNPROCESSED)

