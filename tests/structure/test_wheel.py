@@ -32,6 +32,8 @@ def _built(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
             shutil.copy(ROOT / path, copy / path)
             os.utime(copy / path, (time, time))
             (copy / path).chmod((copy / path).stat().st_mode & ~mask)
+        for link in ("serving", "stages"):
+            (copy / link).symlink_to((ROOT / link).readlink())
         if name == "second":
             for path in ("launch/secrets/keys", "slipway/system/__pycache__/files.pyc"):
                 (copy / path).parent.mkdir(parents=True)
@@ -78,9 +80,15 @@ def test_the_wheel_holds_the_code_its_files_and_what_projects_use_and_nothing_el
     assert headers["Name"] == "slipway-ml"
 
 
-def test_the_sdist_holds_what_the_wheel_is_built_from_and_no_keys(built: list[Path]) -> None:
-    (sdist,) = built[1].glob("*.tar.gz")
+def test_the_sdist_builds_the_same_wheel_and_holds_no_keys(
+    built: list[Path], tmp_path: Path
+) -> None:
+    (sdist,), (wheel,) = (built[1].glob(f"*{ending}") for ending in (".tar.gz", ".whl"))
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
-    assert {"pyproject.toml", "slipway/stages/train.py", "launch/torchrun.sh", "dvc.yaml"} <= names
+        archive.extractall(tmp_path, filter="data")
     assert not [name for name in names if "secrets" in name or "__pycache__" in name]
+    (folder,) = tmp_path.iterdir()
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
+    subprocess.run([*command, "--directory", tmp_path], cwd=folder, check=True, capture_output=True)
+    assert files.sha256_file(tmp_path / wheel.name) == files.sha256_file(wheel)
