@@ -19,9 +19,11 @@ SERVERS = {"make serve"}
 # tests/structure/test_activation.py activates the environment in each shell.
 RUN_ELSEWHERE = {
     "source .venv/bin/activate",
-    "pip install 'slipway-ml[train,serve-cpu,export,weights]'",
+    "pip install '.[train,serve-cpu,export,weights]'",
     "slipway init my_model --data photographs/",
     "cd my_model && slipway run --serve",
+    "slipway init wines --data data/demo/wine.csv --target cultivar --task table_classification",
+    "cd wines && slipway run --serve",
 }
 LONGEST = 120  # lines
 
