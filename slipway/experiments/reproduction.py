@@ -1,4 +1,6 @@
-"""Runs `dvc repro` as a child process: copies its output to a log, and passes signals on.
+"""Runs `dvc repro` as a child process: shows and logs its output, and passes signals on.
+
+The log has all of it. The screen has what the stages print, and of DVC only warnings and errors.
 
 DVC and its stages form a process group of their own. This process receives the signals and passes
 them on, so a stage receives each signal exactly once.
@@ -7,6 +9,7 @@ them on, so a stage receives each signal exactly once.
 import contextlib
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -22,6 +25,15 @@ from slipway.experiments.repository import dvc_environment
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _CHUNK, _TAIL = 1 << 16, 1 << 18  # bytes
 _POLL_S = 0.2
+# What DVC says while all is well. A line that it words differently would be shown.
+_OF_DVC = re.compile(
+    rb"Running stage '(?P<stage>.+)':"
+    rb"|(?:Generating|Updating) lock file '.+'"
+    rb"|Stage '.+' (?:didn't change, skipping|is cached - skipping run, checking out outputs)"
+    rb"|'.+' didn't change, skipping"
+    rb"|Use `dvc push` to send your updates to remote storage\."
+)
+_LINE_END = re.compile(rb"(?<=\n)|(?<=\r)(?!\n)")  # a bar on a terminal ends with \r
 
 
 @dataclass
@@ -51,10 +63,10 @@ class Reproduction:
                 os.close(writer)
                 with self._signals_to(process):
                     started(process.pid)
-                    tail = b""
+                    tail, screen = b"", Screen()
                     for chunk in _chunks(reader, process):
                         if not self.is_quiet:
-                            sys.stdout.buffer.write(chunk)
+                            sys.stdout.buffer.write(screen.shown(chunk))
                             sys.stdout.flush()
                         log.write(chunk)
                         tail = (tail + chunk)[-_TAIL:]
@@ -80,6 +92,30 @@ class Reproduction:
                 signal.signal(number, handler)
 
 
+class Screen:
+    """The part of the output that a user sees: a line `[STAGE]`, then what this stage prints."""
+
+    def __init__(self) -> None:
+        self._rest = b""  # the begin of a line
+        self._is_dvc = True  # the last line was DVC's
+
+    def shown(self, chunk: bytes) -> bytes:
+        """Return what to show after `chunk`; an empty one says that nothing follows soon."""
+        *lines, self._rest = _LINE_END.split(self._rest + chunk)
+        if not chunk:
+            lines, self._rest = [self._rest], b""
+        return b"".join(self._line(line) for line in lines)
+
+    def _line(self, line: bytes) -> bytes:
+        text = line.strip()
+        found = _OF_DVC.fullmatch(text)
+        # DVC prints the stage's command below its name, and a blank line after each stage.
+        self._is_dvc = bool(found or (self._is_dvc and (not text or text.startswith(b"> "))))
+        if found and found["stage"] not in (None, b"code"):  # `code` runs each time, for a moment
+            return b"[" + found["stage"] + b"]\n"
+        return b"" if self._is_dvc else line
+
+
 def is_running(group: int) -> bool:
     """Return True if the group of an earlier `dvc repro` still has its DVC."""
     try:
@@ -101,10 +137,11 @@ def _channel() -> tuple[int, int]:
 
 
 def _chunks(reader: int, process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
-    """Yield output until the process has ended and everything is read."""
+    """Yield output until the process has ended and everything is read; b"" at each pause."""
     while True:
         has_ended = process.poll() is not None
         if not select.select([reader], [], [], 0 if has_ended else _POLL_S)[0]:
+            yield b""
             if has_ended:  # a process that it left behind may hold the other end
                 return
             continue
@@ -116,4 +153,5 @@ def _chunks(reader: int, process: "subprocess.Popen[bytes]") -> Iterator[bytes]:
             yield chunk
         else:
             process.wait()
+            yield b""
             return

@@ -103,7 +103,8 @@ def run(request: ExperimentRequest) -> ExperimentRecord:
         name = new_name(request.name)
         lines = _set_params(request.assignments)
         if not request.is_quiet:
-            print("\n".join([*lines, f"experiment {name}"]), flush=True)
+            lines.append(f"experiment {name}; {log_path(name)} has DVC's lines, too")
+            print("\n".join(lines), flush=True)
         return _reproduce(name, stage, is_quiet=request.is_quiet)
 
 

@@ -26,13 +26,8 @@ _BYTES = "BYTES"
 
 def why_no_grpc(packages: Sequence[str] = PACKAGES) -> str | None:
     """Return the reason why gRPC requests are not possible here; None if they are."""
-    missing = [name for name in packages if find_spec(name) is None]
-    if not missing:
-        return None
-    return (
-        f"{', '.join(missing)} cannot be imported, expected the packages of gRPC. To certify it "
-        "too: pip install 'slipway-ml[grpc]', then `dvc repro --force verify`"
-    )
+    is_complete = all(find_spec(name) for name in packages)
+    return None if is_complete else "needs `pip install 'slipway-ml[grpc]'`"
 
 
 class GrpcClient(ServiceClient):

@@ -118,18 +118,22 @@ def raise_if_refused(certificate: Certificate, path: Path) -> None:
 
 
 def hop_table(hops: Sequence[Hop], bundle: LoadedBundle) -> str:
-    """Format the hops as a table. Hops that were not executed are grouped by reason."""
+    """Format the hops as a table. One line lists those without answers, by reason."""
     metric = kind_of(bundle.manifest.task).target.headline
     columns = ["hop", "ran on", "agreement", "max diff", metric, "size", "ms/row", "rows/s"]
     measured = [(hop, hop.actual) for hop in hops if hop.rows and hop.actual]
     lines = [text_table(columns, [_table_row(hop, actual, bundle) for hop, actual in measured])]
     lines += [f"{hop.name}: {hop.reason}" for hop, _ in measured if hop.reason]
     lines += [f"{hop.name}: {cut}" for hop in hops for cut in cut_batches(hop)]
-    others: dict[str, list[str]] = {}
+    others: dict[str, dict[str, list[str]]] = {}
     for hop in hops:
         if not (hop.rows and hop.actual):
-            others.setdefault(f"{hop.status.replace('_', ' ')}, {hop.reason}", []).append(hop.name)
-    return "\n".join([*lines, *(f"{why}: {', '.join(names)}" for why, names in others.items())])
+            by_reason = others.setdefault(hop.status.replace("_", " "), {})
+            by_reason.setdefault(hop.reason, []).append(hop.name)
+    for status, by_reason in others.items():
+        found = (f"{reason}: {', '.join(names)}" for reason, names in by_reason.items())
+        lines.append(f"{status}, {'; '.join(found)}")
+    return "\n".join(lines)
 
 
 def cut_batches(hop: Hop) -> list[str]:

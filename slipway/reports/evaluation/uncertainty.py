@@ -146,14 +146,13 @@ class UncertaintyReport:
 def coverage_warnings(conformal: Conformal, measured: Metric | None) -> list[str]:
     """Return reasons not to rely on the sets or intervals, as sentences."""
     warnings = []
-    verdict = conformal.verdict(measured.low, measured.high) if measured else "within"
-    if measured and verdict != "within":
+    if measured and conformal.verdict(measured.low, measured.high) == "below":
         found = (
             f"{measured.value:.1%} of {measured.rows:,} test rows "
             f"({measured.low:.1%} to {measured.high:.1%})"
         )
         warnings.append(
-            f"The measured coverage, {found}, is {verdict} the target of {conformal.coverage:.0%}."
+            f"The measured coverage, {found}, is below the target of {conformal.coverage:.0%}."
         )
     if conformal.has_few_rows:
         warnings.append(

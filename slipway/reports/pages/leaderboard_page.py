@@ -24,7 +24,10 @@ _NOTES = (
 
 
 def leaderboard_text(board: Leaderboard) -> str:
-    """Format a table per provider, the reasons for each choice, and missing variants as text."""
+    """Format a table per provider, the reasons for each choice, and missing variants as text.
+
+    A provider without a GPU is only on the page: `verify` says in one line what did not run.
+    """
     names = ("loss", "flipped", "p50 ms", "p99 ms", "rows/s", "times fp32", "size", "memory")
     parts = []
     for provider in board.choice:
@@ -33,11 +36,11 @@ def leaderboard_text(board: Leaderboard) -> str:
     for provider, choice in board.choice.items():
         parts.append(f"{provider}: {choice.variant} is chosen. {choice.reason}")
         if choice.variant != "fp32":  # else the reason has them
-            parts += [
-                f"  {line.variant}: {line.figures.verdict}"
-                for line in board.lines_on(provider)
-                if line.variant not in ("fp32", choice.variant)
-            ]
+            verdicts: dict[str, list[str]] = {}
+            for line in board.lines_on(provider):
+                if line.variant not in ("fp32", choice.variant):
+                    verdicts.setdefault(line.figures.verdict, []).append(line.variant)
+            parts += [f"  {', '.join(names)}: {verdict}" for verdict, names in verdicts.items()]
     for line in board.lines:
         rank = line.figures.score_rank
         if rank is not None and rank < MIN_SCORE_RANK:
@@ -45,7 +48,6 @@ def leaderboard_text(board: Leaderboard) -> str:
                 f"{line.provider}: {line.variant} barely preserves the order of fp32's OOD scores "
                 f"(correlation {rank:.2f}): it detects fewer unusual inputs"
             )
-    parts += [f"{provider}: not measured, `verify` says why" for provider in board.absent]
     parts += [f"{variant}: left out, {reason}" for variant, reason in board.left_out.items()]
     for variant, attempts in board.attempts.items():
         best = min(attempts, key=lambda attempt: attempt.loss)

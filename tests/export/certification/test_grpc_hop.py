@@ -170,9 +170,7 @@ def test_grpc_client_refuses_another_model_and_an_unreachable_service(tmp_path: 
         client.predict(payload)
 
 
-def test_why_no_grpc_names_the_missing_package_and_its_installation() -> None:
+def test_why_no_grpc_names_the_installation_of_a_missing_package() -> None:
     assert why_no_grpc() is None
     reason = why_no_grpc((*grpc_hop.PACKAGES, "no_such_package"))
-    assert reason is not None
-    assert reason.startswith("no_such_package cannot be imported")
-    assert "pip install 'slipway-ml[grpc]'" in reason
+    assert reason == "needs `pip install 'slipway-ml[grpc]'`"

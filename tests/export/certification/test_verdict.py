@@ -221,13 +221,17 @@ def test_metrics_of_verify_have_figures_for_each_executed_hop_and_no_nulls(tmp_p
     assert "tensorrt/fp16" not in hops
 
 
-def test_console_table_lists_every_hop_and_each_reason_for_not_executing_one(
+def test_console_table_lists_every_hop_and_has_one_line_for_all_that_did_not_run(
     tmp_path: Path,
 ) -> None:
     second = GPU_HOP.model_copy(update={"name": "onnxruntime/cuda/fp16"})
-    table = hop_table([*all_hops(), GPU_HOP, second], write_inert_bundle(tmp_path)).splitlines()
+    grpc = GPU_HOP.model_copy(update={"name": "grpc", "reason": "no grpcio"})
+    hops = [*all_hops(), GPU_HOP, grpc, second]
+    table = hop_table(hops, write_inert_bundle(tmp_path)).splitlines()
     assert [line.split()[0] for line in table[1:4]] == ["torch", "onnxruntime/cpu/fp32", "http"]
-    assert table[4:] == ["not executed, no GPU: tensorrt/fp16, onnxruntime/cuda/fp16"]
+    assert table[4:] == [
+        "not executed, no GPU: tensorrt/fp16, onnxruntime/cuda/fp16; no grpcio: grpc"
+    ]
     assert max(map(len, table)) <= 100
 
 
