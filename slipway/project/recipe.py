@@ -21,7 +21,6 @@ from slipway.project.pretrained import Weights
 from slipway.project.summary import ImageSample
 from slipway.runtimes.runtime import why_no_cuda_driver
 from slipway.system.cores import num_cores
-from slipway.system.errors import linked
 
 Start = Literal["scratch", "pretrained", "frozen"]
 Values = dict[str, tuple[Any, str]]  # value and reason by key
@@ -46,7 +45,6 @@ _TEXT_STEP, _MOST_TEXT_BYTES = 64, 2048
 _BYTES_PER_TOKEN, _FEWEST_TOKENS, _MOST_TOKENS = 4, 16, 256
 _TABLE_EFFICIENCY = 0.35  # speed of small matrices relative to convolutions
 _FEWEST_EPOCHS_OF_TABM = 8
-_TREES_PAGE = linked("docs/how-to/trees.md")
 _SEARCH_TRIALS, _SEARCH_REDUCTION, _SEARCH_RUNGS = 12, 3, 9
 _WIDTH_STEP = 16  # step between widths of small_resnet
 _SIDES = re.compile(r"(^|[^a-z])(left|right)([^a-z]|$)", re.IGNORECASE)
@@ -216,9 +214,9 @@ def table_network(length: Length, machine: Machine) -> tuple[str, str]:
         return (
             "lightgbm",
             f"likely better here: {machine} has time for only {length.epochs} "
-            f"epoch{'s' * (length.epochs > 1)} of tabm: {_TREES_PAGE}",
+            f"epoch{'s' * (length.epochs > 1)} of tabm",
         )
-    return "tabm", f"likely about as good as lightgbm, which trains in seconds: {_TREES_PAGE}"
+    return "tabm", "likely about as good as lightgbm, which trains in seconds"
 
 
 def batch_size(num_train: int) -> int:

@@ -216,7 +216,8 @@ def _several_columns(
     if problems or len(set(names)) < len(names):
         named = "; ".join(problems) or "a column is listed twice"
         raise ParamsError(
-            f"--target names {len(names)} columns, one for each label: {named}. Correct the list."
+            f"--target names {len(names)} columns, one for each label: {named}. The columns are "
+            f"{', '.join(by_name)}. Correct the list."
         )
     reason = f"a column for each of {len(names)} labels"
     return TaskChoice(found, reason, chosen[0], "as you said", roles, chosen, texts)

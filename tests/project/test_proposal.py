@@ -515,7 +515,7 @@ def test_several_true_false_columns_become_one_label_each(tmp_path: Path) -> Non
 def test_label_column_that_is_not_true_or_false_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ParamsError, match=r"'x' holds .* expected true or false"):
         table(tmp_path, labelled(), target="is_a,x")
-    with pytest.raises(ParamsError, match=r"'is_c', which is not there; did you mean"):
+    with pytest.raises(ParamsError, match=r"'is_c', which is not there\. The columns are .*is_a"):
         table(tmp_path, labelled(), target="is_a,is_c")
 
 
