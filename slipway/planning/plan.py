@@ -26,7 +26,7 @@ from slipway.planning.resource_plan import (
 )
 from slipway.planning.step_memory import parameter_counts
 from slipway.planning.strategy_settings import possible_settings, settings_of_strategies
-from slipway.reports.console import size, text_table
+from slipway.reports.console import duration, size, text_table
 from slipway.system.command_line import CommandParser, quiet_when_unread
 from slipway.system.cores import num_cores
 from slipway.system.errors import UnavailableError
@@ -139,15 +139,9 @@ def _time_line(seconds: PlannedSeconds, steps_per_epoch: int, epochs: int) -> st
     once = f"{seconds.features:,.1f} s of features, " if seconds.features else ""
     return (
         f"time      {once}{seconds.step * 1000:,.1f} ms a step, {epoch:,.1f} s an epoch, "
-        f"{_duration(seconds.features + epoch * epochs)} in total, without communication and "
+        f"{duration(seconds.features + epoch * epochs)} in total, without communication and "
         "checkpoints"
     )
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def describe_gpus(plan: ResourcePlan, params: Params, prices: Mapping[str, float]) -> str:

@@ -53,6 +53,13 @@ def baseline_cells(metric: Metric, baseline: float | None) -> list[str]:
     return ["", ""] if baseline is None else [number(baseline), f"{metric.value - baseline:+.4g}"]
 
 
+def duration(seconds: float) -> str:
+    """Format seconds in the largest unit that tells them apart: "48 s", "3 min", "2.5 h"."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
+
+
 def size(num_bytes: int) -> str:
     """Format a number of bytes in the largest unit with a digit before the point: "1.2 MB"."""
     value, unit = float(num_bytes), "B"

@@ -6,8 +6,9 @@ DVC has removed `reports/live`.
 
 import logging
 import sys
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from scmrepo.exceptions import SCMError
 
 from slipway.config.training import STOPPING_ROWS, TrainParams
 from slipway.data.store.packed import stored_bytes
-from slipway.reports.console import size
+from slipway.reports.console import duration, size
 from slipway.system.errors import UnavailableError
 from slipway.system.memory import free_bytes
 from slipway.training.assembly import shuffled_blocks
@@ -144,8 +145,10 @@ class EpochLines(pl.Callback):
         self._meter = ThroughputMeter(profiler)
         self._first_step = 0
         self._figures: dict[str, float] = {}
+        self._times: list[float] = []  # the start of this process's training, then ends of epochs
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self._times = [time.monotonic()]
         _log_history(trainer.loggers, self._checkpoints.history)
         # Lightning does not call `on_train_epoch_start` for an epoch that is resumed.
         self.on_train_epoch_start(trainer, pl_module)
@@ -162,12 +165,29 @@ class EpochLines(pl.Callback):
         if not trainer.is_global_zero:
             return
         metrics = pl_module.epoch_metrics
-        memory = peak_bytes(on_gpu=is_on_gpu(trainer))
+        self._times.append(time.monotonic())
         figures = format_figures(
-            {**self._figures, "loss_scale": loss_scale(trainer), "memory_bytes": memory}
+            {
+                **self._figures,
+                "loss_scale": loss_scale(trainer),
+                "memory_bytes": peak_bytes(on_gpu=is_on_gpu(trainer)),
+                "seconds_left": seconds_left(
+                    self._times, (trainer.max_epochs or 0) - trainer.current_epoch - 1
+                ),
+            }
         )
         print(f"{format_epoch(trainer)}  {_format_metrics(metrics)}  {figures}", flush=True)
         _log(trainer.loggers, metrics, trainer.current_epoch + 1)
+
+
+def seconds_left(times: Sequence[float], num_epochs: int) -> float | None:
+    """Predict the seconds of `num_epochs` more epochs; None if there are none.
+
+    `times` are those of the start and of each end of an epoch. The first epoch, which warms up,
+    counts only while there is no other.
+    """
+    known = times[1:] if len(times) > 2 else times
+    return (known[-1] - known[0]) / (len(known) - 1) * num_epochs if num_epochs > 0 else None
 
 
 def format_epoch(trainer: pl.Trainer) -> str:
@@ -208,12 +228,13 @@ class _Bar(TQDMProgressBar):
 
 
 def format_figures(figures: Mapping[str, float | None]) -> str:
-    """Return throughput, data wait, loss scale and memory as text, without unknown figures."""
+    """Return throughput, data wait, loss scale, memory and time left; no unknown figures."""
     formats: dict[str, Callable[[float], str]] = {
         "rows_per_second": lambda value: f"{value:,.0f} rows/s",
         "data_wait_fraction": lambda value: f"data wait {value:.0%}",
         "loss_scale": lambda value: f"loss scale {value:g}",
         "memory_bytes": lambda value: f"memory {size(int(value))}",
+        "seconds_left": lambda value: f"{duration(value)} left",
     }
     known = [(name, value) for name in formats if (value := figures.get(name)) is not None]
     return "  ".join(formats[name](value) for name, value in known)

@@ -14,6 +14,7 @@ from slipway.training.assembly import image_changes
 from slipway.training.augmentation.batch import augment_batch
 from slipway.training.batches.batches import TrainingBatches, cut_step
 from slipway.training.job import PROJECT_PATHS, TrainingData, open_data
+from slipway.training.telemetry.progress import seconds_left
 from slipway.training.telemetry.run_log import RunLog, read_log
 from tests.training.conftest import write_project
 from tests.training.real_runs import kill_after, run_training
@@ -170,13 +171,18 @@ def test_deepspeed_telemetry_has_gradient_norm_loss_scale_and_whole_histograms(
             assert ours.sum_squares == pytest.approx(theirs.sum_squares, rel=0.2, abs=0.05), name
 
 
-def test_epoch_lines_show_throughput_data_wait_and_memory(tmp_path: Path) -> None:
+def test_epoch_lines_show_throughput_data_wait_memory_and_the_time_left(tmp_path: Path) -> None:
     done = run_training(write_project(tmp_path, epochs=2))
     lines = [line for line in done.stdout.splitlines() if line.startswith("epoch")]
     assert len(lines) == 2
-    assert all(
-        re.search(r"[\d,]+ rows/s  data wait \d+%  memory [\d.]+ [MG]B$", line) for line in lines
-    )
+    for line, left in zip(lines, (r"  \d+ s left", ""), strict=True):
+        assert re.search(rf"[\d,]+ rows/s  data wait \d+%  memory [\d.]+ [MG]B{left}$", line)
+
+
+def test_the_time_left_does_not_count_the_first_epoch_once_there_is_another() -> None:
+    assert seconds_left([0.0, 5.0], 3) == 15.0
+    assert seconds_left([0.0, 5.0, 7.0, 9.0], 3) == 6.0
+    assert seconds_left([0.0, 5.0, 7.0], 0) is None
 
 
 def test_the_run_log_records_a_refused_training(tmp_path: Path) -> None:
