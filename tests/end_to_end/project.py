@@ -173,8 +173,13 @@ def wait_until_ready(address: str) -> None:
         time.sleep(0.1)
 
 
-def wait_until_live(address: str, process: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+def wait_until_live(
+    address: str,
+    process: subprocess.Popen[bytes],
+    log: Path,
+    timeout_s: float = START_TIMEOUT_S,
+) -> None:
+    deadline = time.monotonic() + timeout_s
     while True:
         assert process.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
