@@ -104,7 +104,7 @@ class Reader:
 
     def follow(self, page: str) -> str:
         """Run all blocks; return what they printed."""
-        blocks, said = blocks_of(page), []
+        blocks, said, lacking = blocks_of(page), [], []
         try:
             for block, following in zip(blocks, [*blocks[1:], Block("", "")], strict=True):
                 if block.language == "bash":
@@ -112,14 +112,14 @@ class Reader:
                 elif block.language == "python":
                     self.python(block.text)
                 elif not block.language and self._is_whole:
-                    lacking = missing(block.text, self.said)
-                    assert lacking == [], f"shown, but not printed: {lacking}\n{self.said}"
+                    lacking += missing(block.text, self.said)
                 if block.language in ("bash", "python"):
                     said.append(self.said)
         finally:
             for _, end in self._services.values():
                 end()
             self._services.clear()
+        assert lacking == [], "\n".join(["shown, but not printed:", *lacking, *said])
         return "\n".join(said)
 
     def python(self, text: str) -> None:

@@ -1,4 +1,4 @@
-"""What the README promises: it is short, its files exist, and CI runs its first commands."""
+"""Promises of the README: it is short, its files exist, and CI runs its first commands."""
 
 import json
 import re
