@@ -104,7 +104,9 @@ class Reader:
 
     def follow(self, page: str) -> str:
         """Run all blocks; return what they printed."""
-        blocks, said, lacking = blocks_of(page), [], []
+        blocks = blocks_of(page)
+        said: list[str] = []
+        lacking: list[str] = []
         try:
             for block, following in zip(blocks, [*blocks[1:], Block("", "")], strict=True):
                 if block.language == "bash":
@@ -132,7 +134,8 @@ class Reader:
 
     def run(self, text: str, *, may_be_refused: bool = False) -> None:
         """Run the commands in one shell after the other, with a service beside them."""
-        self.said, lines = "", []
+        self.said = ""
+        lines: list[str] = []
         self._is_whole = not any(map(_is_not_run, _lines(text)))
         for line in _lines(text):
             if _is_not_run(line):
@@ -231,19 +234,19 @@ def install_wheel(folder: Path) -> Path:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel"]
     subprocess.run([*build, "--directory", folder / "dist"], cwd=ROOT, check=True)
     (wheel,) = (folder / "dist").glob("*.whl")
-    uv, environment = Path(sys.prefix) / "bin/uv", folder / "environment"
-    quiet = {"check": True, "env": os.environ | {"UV_OFFLINE": "1"}}
-    subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, environment], **quiet)
+    uv, environment = f"{sys.prefix}/bin/uv", folder / "environment"
     python = environment / "bin/python"
-    install = [uv, "pip", "install", "--quiet", "--python", python, "--no-deps", wheel]
-    subprocess.run(install, **quiet)
+    quiet = (uv, "--quiet", "--offline")
+    subprocess.run([*quiet, "venv", "--python", sys.executable, environment], check=True)
+    install = (*quiet, "pip", "install", "--python", python, "--no-deps", wheel)
+    subprocess.run(install, check=True)
     (site,) = environment.glob("lib/python3.*/site-packages")
     (others,) = Path(sys.prefix).glob("lib/python3.*/site-packages")
     (site / "required.pth").write_text(f"{others}\n")
     for name in ("dvc", "bentoml"):
-        command = environment / "bin" / name
-        command.write_text(f'#!/bin/sh\nexec "{python}" -m {name} "$@"\n')
-        command.chmod(0o755)
+        script = environment / "bin" / name
+        script.write_text(f'#!/bin/sh\nexec "{python}" -m {name} "$@"\n')
+        script.chmod(0o755)
     return environment / "bin"
 
 
