@@ -121,7 +121,7 @@ def bring_a_panel(reader: Reader) -> None:
 
 def make_a_project_of_pictures(reader: Reader) -> None:
     bring_photographs(reader)
-    (reader.folder / "in.csv").write_text("image\nphotographs/ring/02.png\npicture.jpg\n")
+    shutil.copytree(reader.folder / "photographs/ring", reader.folder / "pictures")
     make = "slipway init my_project --data photographs/; cd my_project; slipway run"
     reader.run(f"({make.replace(';', ' &&')})")
 
