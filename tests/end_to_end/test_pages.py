@@ -18,7 +18,7 @@ HOW_TOS = sorted((ROOT / "docs/how-to").glob("*.md"))
 PICTURE = re.compile(r"!\[.+\]\((.+?)\)")
 LARGEST_PICTURE = 150_000  # bytes
 SECTION = "\n## "
-CODE = ("bash", "python")
+CODE = ("", "bash", "python")
 
 
 @pytest.fixture(name="wheel", scope="session")
@@ -151,6 +151,7 @@ FOLLOWED = {
     "predict": make_a_project_of_pictures,
     "profile": make_packed_rows,
     "search": make_a_small_search,
+    "trees": make_a_project_of_a_table,
 }
 # The others with commands or code, and why they are not. Their rules have tests of their own.
 NOT_FOLLOWED = {
@@ -174,8 +175,12 @@ NOT_FOLLOWED = {
     "own_network": "has code without commands; tests/end_to_end/test_user_code.py trains such code",
     "pretrained": "what it shows depends on the reader's photographs; tests/project has some",
     "remote_data": "needs stores; tests/end_to_end/test_remote_data.py has folders",
+    "replay": "names a request of its author; tests/replay logs one",
+    "rollout": "needs requests while it works; tests/serving/rollout sends them",
     "scaling": "needs several machines; tests/training/distributed has several processes",
+    "see_requests": "needs a collector of traces; tests/serving/tracing has one",
     "several_models": "needs several projects; tests/serving/gateway has them",
+    "texts": "its request needs a service of texts; the tutorial about texts has one",
     "two_projects": "writes into the home folder",
     "video": "needs videos; tests/data/test_video.py runs its code",
 }
@@ -204,7 +209,7 @@ def test_a_translated_page_has_the_commands_of_the_page(page: Path) -> None:
 
 
 def commands(page: Path) -> list[str]:
-    """Return the code of a page, without its comments, which may be translated."""
+    """Return code and output of a page, without comments, which may be translated."""
     code = (block.text for block in blocks_of(page.read_text()) if block.language in CODE)
     return [re.sub(r" *# .*", "", text) for text in code]
 
