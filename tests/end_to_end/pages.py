@@ -127,8 +127,8 @@ class Reader:
     def python(self, text: str) -> None:
         """Write the file that the first line names, or run the text."""
         if name := _FILE.match(text):
-            (self._place() / name[1]).parent.mkdir(parents=True, exist_ok=True)
-            (self._place() / name[1]).write_text(text)
+            (self.place() / name[1]).parent.mkdir(parents=True, exist_ok=True)
+            (self.place() / name[1]).write_text(text)
         else:
             self.run(f"python -c {shlex.quote(text)}")
 
@@ -200,7 +200,7 @@ class Reader:
     def _script(self, template: str) -> str:
         return template.format(state=shlex.quote(str(self._state)))
 
-    def _place(self) -> Path:
+    def place(self) -> Path:
         """Return the folder in which the last shell ended."""
         if not self._state.is_file():
             return self.folder
