@@ -7,7 +7,7 @@ a finished run as an experiment of the same name.
 import json
 import platform
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -59,6 +59,7 @@ class ExperimentRecord(Contract):
     cause: str  # of a failure or an interruption
     ended_at: str = ""  # stage of a failure or an interruption; "" if unknown
     stage: str | None  # the last requested stage; null if all were requested
+    stage_seconds: Mapping[str, float] = {}  # of the stages that ran to their end
     params: dict[str, Any]  # values by key, such as "train.epochs"
     results: Results | None
     process: int  # id of the process of `slipway run` or `slipway search`

@@ -15,8 +15,10 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 
@@ -45,6 +47,7 @@ class Reproduction:
     exit_code: int = -1
     signals: list[int] = field(default_factory=list)  # that reached this process
     output: str = ""  # the end of it
+    stage_seconds: dict[str, float] = field(default_factory=dict)  # of the stages that have ended
 
     def run(self, stage: str | None, started: Callable[[int], None]) -> None:
         """Run the stages up to `stage`, or all; call `started` with the process group's id."""
@@ -65,8 +68,9 @@ class Reproduction:
                     started(process.pid)
                     tail, screen = b"", Screen()
                     for chunk in _chunks(reader, process):
+                        shown = screen.shown(chunk)
                         if not self.is_quiet:
-                            sys.stdout.buffer.write(screen.shown(chunk))
+                            sys.stdout.buffer.write(shown)
                             sys.stdout.flush()
                         log.write(chunk)
                         tail = (tail + chunk)[-_TAIL:]
@@ -74,6 +78,9 @@ class Reproduction:
         finally:
             os.close(reader)
         self.output = tail.decode(errors="replace")
+        ends = [*screen.starts.values(), *([time.monotonic()] if self.exit_code == 0 else [])]
+        seconds = [round(end - start, 1) for start, end in pairwise(ends)]
+        self.stage_seconds = dict(zip(screen.starts, seconds, strict=False))
 
     @contextlib.contextmanager
     def _signals_to(self, process: "subprocess.Popen[bytes]") -> Iterator[None]:
@@ -98,6 +105,7 @@ class Screen:
     def __init__(self) -> None:
         self._rest = b""  # the begin of a line
         self._is_dvc = True  # the last line was DVC's
+        self.starts: dict[str, float] = {}  # monotonic time by stage, in their order
 
     def shown(self, chunk: bytes) -> bytes:
         """Return what to show after `chunk`; an empty one says that nothing follows soon."""
@@ -111,8 +119,10 @@ class Screen:
         found = _OF_DVC.fullmatch(text)
         # DVC prints the stage's command below its name, and a blank line after each stage.
         self._is_dvc = bool(found or (self._is_dvc and (not text or text.startswith(b"> "))))
-        if found and found["stage"] not in (None, b"code"):  # `code` runs each time, for a moment
-            return b"[" + found["stage"] + b"]\n"
+        if found and found["stage"]:
+            self.starts[found["stage"].decode(errors="replace")] = time.monotonic()
+            if found["stage"] != b"code":  # it runs each time, for a moment
+                return b"[" + found["stage"] + b"]\n"
         return b"" if self._is_dvc else line
 
 

@@ -14,6 +14,7 @@ from slipway.config.params import read_content
 from slipway.config.stage_graph import Pipeline, read_pipeline
 from slipway.experiments import repository, take_journal
 from slipway.experiments.causes import find_cause
+from slipway.experiments.duration import predicted, stages_that_run
 from slipway.experiments.records import (
     ExperimentRecord,
     log_path,
@@ -105,7 +106,25 @@ def run(request: ExperimentRequest) -> ExperimentRecord:
         if not request.is_quiet:
             lines.append(f"experiment {name}; {log_path(name)} has DVC's lines, too")
             print("\n".join(lines), flush=True)
+            if text := _time_needed(stage):
+                print(text, flush=True)
         return _reproduce(name, stage, is_quiet=request.is_quiet)
+
+
+def _time_needed(stage: str | None) -> str:
+    content = read_content()
+    try:
+        stages = stages_that_run(content, read_pipeline(content), stage)
+        return predicted(content, stages, read_records())
+    except (SlipwayError, OSError):  # the stage that it concerns reports it
+        return ""
+
+
+def _unfinished_stage() -> str | None:
+    """Return the stage that the last run left half done, the training if it is not known."""
+    last = next((one for one in read_records() if one.search is None), None)
+    is_unfinished = last is not None and last.ended not in ("done", "running")
+    return (last.ended_at or "train") if last and is_unfinished else None
 
 
 def _set_params(assignments: list[str]) -> list[str]:
@@ -132,6 +151,7 @@ def _set_params(assignments: list[str]) -> list[str]:
 def _reproduce(name: str, stage: str | None, *, is_quiet: bool) -> ExperimentRecord:
     content = read_content()
     params, started = params_of(content), time.monotonic()
+    resumed = _unfinished_stage()
     record = ExperimentRecord(
         format_version=1,
         name=name,
@@ -163,6 +183,11 @@ def _reproduce(name: str, stage: str | None, *, is_quiet: bool) -> ExperimentRec
             "status": end.status,
             "cause": end.cause,
             "ended_at": end.stage,
+            "stage_seconds": {
+                ran: seconds
+                for ran, seconds in reproduction.stage_seconds.items()
+                if ran != resumed  # the earlier run did a part of it
+            },
             "results": results,
         }
     )
