@@ -78,8 +78,8 @@ def measure(case: Case) -> list[str]:
     folder = SCRATCH / case.name.replace(" ", "_").replace(",", "")
     shutil.rmtree(folder, ignore_errors=True)
     summary = inspect(case.path)
-    weights = None if summary.images is None else find_weights(folder)
-    proposal = propose(summary, case.task, case.target, weights=weights)
+    search = None if summary.images is None else find_weights(folder)
+    proposal = propose(summary, case.task, case.target, search=search)
     content = dict(proposal.params)
     for section, values in case.changes.items():
         content[section] = {**content[section], **values}
