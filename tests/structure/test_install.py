@@ -333,9 +333,10 @@ def test_a_landing_without_the_tests_of_alerts_and_exported_page_is_rejected(
         shutil.copy(root / path, tmp_path / path)
     folder = tmp_path / "bin"
     folder.mkdir()
-    for name in ("bash", "dirname", "rm", "timeout", "ln", "true", "sed", "mkdir"):
+    for name in ("bash", "dirname", "rm", "timeout", "ln", "true", "sed", "mkdir", "tee"):
         (folder / name).symlink_to(shutil.which(name) or name)
-    made = "echo made with $ONNXRUNTIME_WEB"
+    made = "mkdir -p ../.venv/bin; ln -sf /bin/true ../.venv/bin/python"
+    made += "\necho made with $ONNXRUNTIME_WEB"
     for name, text in (("apt-get", apt), ("npm", npm), ("make", made)):
         (folder / name).write_text(f"#!{folder}/bash\ncd {folder}\n{text}\n")
         (folder / name).chmod(0o755)
