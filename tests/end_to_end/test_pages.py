@@ -83,6 +83,7 @@ def test_the_readme_serves_the_model_of_a_clone(finished: Project, tmp_path: Pat
 
 @pytest.mark.parametrize("which", ["with_wheel", "with_clone"])
 @pytest.mark.nightly(seconds=200)
+@pytest.mark.timeout(1800)
 def test_the_readme_leads_from_a_table_to_a_service(
     request: pytest.FixtureRequest, which: str
 ) -> None:
@@ -103,6 +104,7 @@ def test_the_readme_leads_from_a_table_to_a_service(
     "page", [path for path in TUTORIALS if ".zh" not in path.name], ids=lambda page: page.stem
 )
 @pytest.mark.nightly(seconds=450)
+@pytest.mark.timeout(1800)
 def test_a_tutorial_prints_what_it_shows(
     request: pytest.FixtureRequest, page: Path, which: str
 ) -> None:
@@ -191,6 +193,7 @@ NOT_FOLLOWED = {
 
 @pytest.mark.parametrize("name", FOLLOWED)
 @pytest.mark.nightly(seconds=200)
+@pytest.mark.timeout(1800)
 def test_a_how_to_prints_what_it_shows(with_wheel: Reader, name: str) -> None:
     FOLLOWED[name](with_wheel)
     start = with_wheel.place()
