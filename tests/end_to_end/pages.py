@@ -104,11 +104,10 @@ class Reader:
 
     def follow(self, page: str) -> str:
         """Run all blocks; return what they printed."""
-        blocks = blocks_of(page)
         said: list[str] = []
         lacking: list[str] = []
         try:
-            for block, following in zip(blocks, [*blocks[1:], Block("", "")], strict=True):
+            for block, following in itertools.pairwise([*blocks_of(page), Block("", "")]):
                 if block.language == "bash":
                     self.run(block.text, may_be_refused=not following.language)
                 elif block.language == "python":

@@ -245,6 +245,7 @@ def test_invented_and_misplaced_output_is_reported() -> None:
 
 def test_a_failing_command_and_an_invented_output_end_a_page(tmp_path: Path) -> None:
     follower = reader(tmp_path / "work", tmp_path / "home", Path(sys.prefix) / "bin")
+    assert follower.follow("only words") == ""
     follower.follow("```bash\nmkdir sub\ncd sub\nexport WORD=kept\n```")
     follower.follow("```bash\nls ../sub && echo $WORD\n```\n\n```\nkept\n```")
     with pytest.raises(AssertionError, match="shown, but not printed"):
