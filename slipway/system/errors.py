@@ -24,8 +24,6 @@ A message names what was found, what was expected and how to fix it.
 import re
 from collections.abc import Iterable
 
-from slipway.system.version import documentation_url
-
 _SHARED = re.compile(r".*\.|[a-z]+_|")  # train. or slipway_
 _SHARE = 3  # one wrong letter in so many
 _MARKS, _WORD = re.compile(r"[_.-]"), 4  # letters of a word, at least
@@ -38,7 +36,11 @@ def linked(text: str) -> str:
 
     "see docs/how-to/loop.md" becomes "see https://.../docs/how-to/loop.html".
     """
-    if "docs/" not in text or not (url := documentation_url()):
+    if "docs/" not in text:
+        return text
+    from slipway.system.version import documentation_url  # only a message needs it
+
+    if not (url := documentation_url()):
         return text
     return _PAGE.sub(rf"{url}/docs/\1.html", text)
 
