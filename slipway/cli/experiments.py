@@ -1,5 +1,6 @@
 """`slipway run`, `compare`, `take`, `show` and `reset`."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -214,4 +215,5 @@ def show(port: int, serve: bool, names: tuple[str, ...]) -> None:
         if os.environ.get("SSH_CONNECTION"):
             there = f"{server.server_address[1]}:127.0.0.1:{server.server_address[1]}"
             click.echo(f"from your own machine, first: ssh -N -L {there} HOST")
-        server.serve_forever()
+        with contextlib.suppress(KeyboardInterrupt):  # as it says
+            server.serve_forever()

@@ -638,7 +638,7 @@ class _Draft:
             "frozen": (0.003, "usual for a head alone"),
         }[start]
         rate = float(f"{(usual or known) * (batch_size / 128) ** 0.5:.1g}")
-        self.set("train.learning_rate", rate, f"{why} and batch size")
+        self.set("train.learning_rate", rate, f"{why} at this batch size")
 
     def _length(self, length: recipe.Length) -> None:
         self.set("train.epochs", length.epochs, length.reason)
