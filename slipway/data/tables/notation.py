@@ -88,7 +88,8 @@ def _without_units(text: pa.Array) -> pa.Array:
 
     A number below zero, in any of the ways to write it, begins with its sign.
     """
-    text = pc.replace_substring_regex(text, _NEGATIVE, r"-\1\2\3")
+    is_amount = pc.match_substring_regex(text, rf"[.,'’]|{_UNIT}")  # 2020- and (1) are none
+    text = pc.if_else(is_amount, pc.replace_substring_regex(text, _NEGATIVE, r"-\1\2\3"), text)
     text = pc.replace_substring(text, "\u2212", "-")
     one_unit = pc.less_equal(pc.count_substring_regex(text, _UNIT), 1)
     is_written = pc.and_(pc.match_substring_regex(text, _WITH_UNIT), one_unit)
